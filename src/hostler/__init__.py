@@ -1,0 +1,1 @@
+"""hostler runs complete agent programs in durable sessions."""

@@ -1,0 +1,1 @@
+"""Tools to test applications built on hostler, and hostler itself."""

@@ -1,0 +1,1 @@
+"""Values that everybody shares: events, records, results, states, options, errors. Knows nobody else."""

@@ -1,0 +1,284 @@
+"""Events and Records: what a turn yields and what the journal holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from .result import ErrorInfo, FileRef, Persistence, Result, Usage
+
+
+# ---- what the agent did: TurnEvents ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of the agent's answer; pieces with the same ``item`` belong together."""
+
+    item: str
+    delta: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of the model's visible reasoning."""
+
+    item: str
+    delta: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retract:
+    """What was streamed under ``item`` is void: the model call was repeated."""
+
+    item: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """The agent calls a tool. ``name`` is normalised (read write edit bash glob grep ls web_search, else as it is),
+    ``native_name`` the program's own; ``builtin`` is False for the caller's tools; ``parent`` is the id of the
+    sub-agent's ToolCall."""
+
+    id: str
+    name: str
+    native_name: str
+    input: Any
+    builtin: bool = True
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The answer to the ToolCall with the same ``id``."""
+
+    id: str
+    output: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """A workspace path that differs from before the turn. ``diff`` is unified, None for binary, large or mode-only changes."""
+
+    path: str
+    kind: Literal["created", "modified", "deleted"]
+    diff: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """The program asks before it uses a tool. Answer with ``await a.allow()`` / ``await a.deny(reason)``, or from any
+    process with ``session.answer(a.id, allow=...)``."""
+
+    id: str
+    tool: str
+    input: Any
+    extra_body: Any = None
+    answer: Callable[[bool, str | None], Awaitable[None]] | None = field(default=None, repr=False, compare=False)
+
+    def allow(self) -> Awaitable[None]:
+        return self._answer(True, None)
+
+    def deny(self, reason: str | None = None) -> Awaitable[None]:
+        return self._answer(False, reason)
+
+    def _answer(self, allow: bool, reason: str | None) -> Awaitable[None]:
+        if self.answer is None:
+            raise RuntimeError("This Approval was read from the journal; answer it with session.answer(id, allow=...).")
+        return self.answer(allow, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """The program shortened its history; token counts are None where it does not say them."""
+
+    tokens_before: int | None = None
+    tokens_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that the host should know; never shown to the model."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The last event of every accepted turn, exactly once."""
+
+    result: Result
+
+
+TurnEvent: TypeAlias = (
+    Text | Reasoning | Retract | ToolCall | ToolResult | FileChange | Approval | Compaction | Notice | Done
+)
+
+
+# ---- what the host did: HostEvents ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A turn's first record: the input is safe in the store."""
+
+    extra_body: Any = None
+    preview: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The turn has the session's lease. ``resumed`` says how its program was reached: attached, native, or None (new)."""
+
+    resumed: str | None
+    epoch: int
+    recovered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One model call as the endpoint saw it. ``cost`` in US dollars or None when unknown; ``status`` is ``ok``,
+    ``refused`` (``error`` says how), ``cut`` (the stream ended early) or ``silent``; ``http_status`` is the
+    provider's last answer."""
+
+    model: str
+    usage: Usage
+    cost: float | None
+    status: Literal["ok", "refused", "cut", "silent"] = "ok"
+    http_status: int | None = None
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An Approval was answered."""
+
+    id: str
+    allow: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """Somebody asked for the end of the turn: ``cancelled``, ``interrupted``, ``timeout``, ``max_cost``, ``max_turns``."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileStaged:
+    """The host wrote a file into the workspace."""
+
+    file: FileRef
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackFailed:
+    """A callback of the app raised or timed out; the turn went on."""
+
+    callback: str
+    message: str
+
+
+HostEvent: TypeAlias = Accepted | Started | ModelCall | Answered | CancelRequested | FileStaged | CallbackFailed
+Event: TypeAlias = TurnEvent | HostEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One numbered line of a session's journal. ``at`` is seconds since the epoch (UTC), ``parent`` the id of the
+    ToolCall of the sub-agent that the event belongs to."""
+
+    seq: int
+    at: float
+    session: str
+    turn: str | None
+    parent: str | None
+    event: Event
+
+
+# ---- JSON -----------------------------------------------------------------------------------------------------------
+
+_TURN_EVENTS: dict[str, type[Any]] = {
+    "text": Text,
+    "reasoning": Reasoning,
+    "retract": Retract,
+    "tool_call": ToolCall,
+    "tool_result": ToolResult,
+    "file_change": FileChange,
+    "approval": Approval,
+    "compaction": Compaction,
+    "notice": Notice,
+    "done": Done,
+}
+_HOST_EVENTS: dict[str, type[Any]] = {
+    "accepted": Accepted,
+    "started": Started,
+    "model_call": ModelCall,
+    "answered": Answered,
+    "cancel_requested": CancelRequested,
+    "file_staged": FileStaged,
+    "callback_failed": CallbackFailed,
+}
+_BY_NAME = {**_TURN_EVENTS, **_HOST_EVENTS}
+_BY_TYPE = {cls: name for name, cls in _BY_NAME.items()}
+_FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls) if f.name != "answer") for cls in _BY_TYPE}
+_NESTED: dict[type[Any], Callable[[dict[str, Any]], dict[str, Any]]] = {
+    Done: lambda d: {"result": result_from_dict(d["result"])},
+    ModelCall: lambda d: {**d, "usage": Usage(**d["usage"]), "error": ErrorInfo(**d["error"]) if d["error"] else None},
+    FileStaged: lambda d: {**d, "file": FileRef(**d["file"])},
+}
+
+
+def is_turn_event(event: Event) -> bool:
+    """Whether a stream of the turn yields it (and not only the journal)."""
+    return type(event) in _TURN_TYPES
+
+
+_TURN_TYPES = frozenset(_TURN_EVENTS.values())
+
+
+def event_to_dict(event: Event) -> dict[str, Any]:
+    """A JSON-ready dict with the event's name under ``type``. A Result is written without its ``events``."""
+    cls = type(event)
+    out: dict[str, Any] = {"type": _BY_TYPE[cls]}
+    for name in _FIELDS[cls]:
+        value = getattr(event, name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = result_to_dict(value) if isinstance(value, Result) else dataclasses.asdict(value)
+        out[name] = value
+    return out
+
+
+def event_from_dict(data: dict[str, Any]) -> Event:
+    """The inverse of `event_to_dict`. Raises ValueError for a name that this version does not know."""
+    fields = dict(data)
+    cls = _BY_NAME.get(fields.pop("type", ""))
+    if cls is None:
+        raise ValueError(f"Unknown event type {data.get('type')!r}: written by a newer hostler?")
+    if nested := _NESTED.get(cls):
+        fields = nested(fields)
+    return cls(**fields)  # type: ignore[no-any-return]
+
+
+def result_to_dict(result: Result) -> dict[str, Any]:
+    """A JSON-ready dict of a Result, without its ``events``."""
+    return dataclasses.asdict(dataclasses.replace(result, events=()))
+
+
+def result_from_dict(data: dict[str, Any]) -> Result:
+    """The inverse of `result_to_dict`."""
+    d = dict(data)
+    d["usage"] = Usage(**d["usage"])
+    d["error"] = ErrorInfo(**d["error"]) if d["error"] else None
+    d["persistence"] = Persistence(d["persistence"]["status"], tuple(d["persistence"]["commits"]))
+    d["files"] = tuple(FileChange(**f) for f in d["files"])
+    d["artifacts"] = tuple(FileRef(**f) for f in d["artifacts"])
+    d["warnings"] = tuple(d["warnings"])
+    d["events"] = ()
+    return Result(**d)

@@ -1,0 +1,137 @@
+"""Options: declared once, the same for every verb."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from .events import Record
+from .runtime import Permissions
+
+OnBusy = Literal["queue", "reject", "interrupt", "steer"]
+
+
+class OptionsDict(TypedDict, total=False):
+    """The keyword arguments of `agent`, `agent_session`, `agent_resume` and, for one call, of ``run`` and ``stream``.
+
+    Durations are seconds, costs US dollars.
+    """
+
+    sandbox: Any
+    """A sandbox, or a factory called with the workspace (`sandbox.local`). None: an owned workspace."""
+    model: str | None
+    """``litellm_proxy/<group>`` for the gateway, else a provider's model name."""
+    api_key: str | None
+    api_base: str | None
+    instructions: str | None
+    tools: Sequence[Callable[..., Any]]
+    mcp_servers: Mapping[str, Any]
+    skills: Sequence[Any]
+    disable_tools: Sequence[str]
+    permissions: Permissions
+    allow: Sequence[str]
+    deny: Sequence[str]
+    on_approval: Callable[[Any], Any] | None
+    output: Any
+    max_turns: int | None
+    max_cost: float | None
+    timeout: float | None
+    effort: str | None
+    metadata: Mapping[str, Any]
+    options: Mapping[str, Any]
+    """Of the program itself: ``{"program": "/path/to/binary"}`` and what its page in the docs names."""
+    on_busy: OnBusy
+    on_event: Callable[[Record], Any] | None
+    state_dir: str | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """`OptionsDict` with its defaults. What can be serialised belongs to the session and holds on every turn."""
+
+    sandbox: Any = None
+    model: str | None = None
+    api_key: str | None = dataclasses.field(default=None, repr=False)
+    api_base: str | None = None
+    instructions: str | None = None
+    tools: tuple[Callable[..., Any], ...] = ()
+    mcp_servers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    skills: tuple[Any, ...] = ()
+    disable_tools: tuple[str, ...] = ()
+    permissions: Permissions = "full"
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    on_approval: Callable[[Any], Any] | None = None
+    output: Any = None
+    max_turns: int | None = None
+    max_cost: float | None = None
+    timeout: float | None = None
+    effort: str | None = None
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    on_busy: OnBusy = "queue"
+    on_event: Callable[[Record], Any] | None = None
+    state_dir: str | None = None
+
+    # Rules are stored with the session; the rest must be given again, or is of one call only.
+    RULES = (
+        "model",
+        "api_base",
+        "instructions",
+        "mcp_servers",
+        "disable_tools",
+        "permissions",
+        "allow",
+        "deny",
+        "max_turns",
+        "max_cost",
+        "timeout",
+        "effort",
+        "metadata",
+        "options",
+    )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Checked options from keyword arguments. Raises TypeError or ValueError that names the bad one."""
+        names = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(given) - names):
+            import difflib
+
+            close = difflib.get_close_matches(unknown[0], names, n=1)
+            raise TypeError(f"Unknown option {unknown[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
+        values = dict(given)
+        for name in ("tools", "skills", "disable_tools", "allow", "deny"):
+            if name in values:
+                if isinstance(values[name], str):
+                    raise TypeError(f"{name} takes a list, not a string: {name}=[{values[name]!r}].")
+                values[name] = tuple(values[name] or ())
+        for name in ("mcp_servers", "metadata", "options"):
+            if name in values:
+                values[name] = dict(values[name] or {})
+        out = cls(**values)
+        if out.permissions not in ("full", "read-only", "edit", "ask"):
+            raise ValueError(f"permissions must be 'full', 'read-only', 'edit' or 'ask', not {out.permissions!r}.")
+        if out.on_busy not in ("queue", "reject", "interrupt", "steer"):
+            raise ValueError(f"on_busy must be 'queue', 'reject', 'interrupt' or 'steer', not {out.on_busy!r}.")
+        for name, kind in (("max_turns", int), ("max_cost", (int, float)), ("timeout", (int, float))):
+            value = getattr(out, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kind) or not value > 0):  # type: ignore[arg-type]
+                raise ValueError(f"{name} must be a positive number or None, not {value!r}.")
+        return out
+
+    def rules(self) -> dict[str, Any]:
+        """What is stored with the session, JSON-ready. Raises TypeError for what cannot be serialised."""
+        import json
+
+        rules = {name: getattr(self, name) for name in self.RULES}
+        try:
+            return json.loads(json.dumps(rules))  # type: ignore[no-any-return]
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"Options that are stored with the session must be JSON values: {error}.") from None
+
+    def callables(self) -> list[str]:
+        """The names of the callables that a resume must bring again."""
+        return sorted([f"tool {t.__name__}" for t in self.tools] + (["on_approval"] if self.on_approval else []))

@@ -1,0 +1,287 @@
+"""The seam between hostler and one agent program: how to launch it and how to translate what it says."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from .events import Event, ModelCall
+from .result import ErrorInfo, StopReason
+
+
+class Harness(str, enum.Enum):
+    """The complete agent programs that hostler runs."""
+
+    CLAUDE_CODE = "claude_code"
+    CODEX = "codex"
+    OPENCODE = "opencode"
+    PI = "pi"
+    GEMINI_CLI = "gemini_cli"
+    DEEP_AGENTS = "deep_agents"
+    TOOL_LOOP = "tool_loop"
+
+
+@dataclass(frozen=True, slots=True)
+class AcpAgent:
+    """Any agent that speaks the Agent Client Protocol on stdio; made by `acp_agent`."""
+
+    command: tuple[str, ...]
+
+
+def acp_agent(command: Sequence[str]) -> AcpAgent:
+    """An agent program to be started with ``command`` that speaks ACP (agentclientprotocol.com) on stdio."""
+    if isinstance(command, str) or not command:
+        raise TypeError("acp_agent(command=[...]) takes a non-empty list of arguments, for example ['my-agent', '--acp'].")
+    return AcpAgent(tuple(command))
+
+
+def check_harness(harness: object) -> Harness | AcpAgent:
+    """``harness`` itself if it is one; otherwise TypeError that names the member probably meant."""
+    if isinstance(harness, (Harness, AcpAgent)):
+        return harness
+    hint = ""
+    if isinstance(harness, str):
+        key = harness.lower().replace("-", "_").replace(" ", "_")
+        names = {m.value: m.name for m in Harness} | {m.value.replace("_", ""): m.name for m in Harness} | {"claude": "CLAUDE_CODE", "gemini": "GEMINI_CLI"}
+        if close := difflib.get_close_matches(key, names, n=1, cutoff=0.5):
+            hint = f" Did you mean Harness.{names[close[0]]}?"
+    raise TypeError(f"harness must be a member of hostler.Harness or acp_agent(command=[...]), not {harness!r}.{hint}")
+
+
+Permissions: TypeAlias = Literal["full", "read-only", "edit", "ask"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a program can do under hostler; the sheet that `agent_capabilities` gives."""
+
+    permissions: tuple[Permissions, ...] = ("full",)
+    approvals: bool = False
+    steer: bool = False
+    history: bool = False
+    instructions: bool = False
+    tools: bool = False
+    mcp_servers: bool = False
+    disable_tools: bool = False
+    allow_deny: bool = False
+    output: bool = False
+    max_turns: bool = False
+    effort: bool = False
+    images: bool = False
+    skills: bool = False
+    fork: bool = False
+    repeats_cut_calls: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFile:
+    """Where the program keeps the history of one session, relative to its private home.
+
+    ``pattern`` is a glob (``*`` within a name, ``**`` over folders) in which ``{id}`` stands for the native id.
+    ``kind``: ``jsonl`` is a text file that only grows line by line (a torn last line may be dropped), ``file`` is
+    copied whole, ``sqlite`` is copied with SQLite's own backup.
+    """
+
+    pattern: str
+    kind: Literal["jsonl", "file", "sqlite"] = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """All that a runtime may use to decide how its program is started. Paths are as the program sees them.
+
+    ``model`` is the name to ask for at ``model_url`` (scheme, host and port, no path) with ``token`` as the key.
+    ``resume`` is the native id of the conversation to go on with, or None for a new one. ``tool_url`` and
+    ``tool_token`` are set when the host offers tools by streamable-HTTP MCP. ``files_dir`` is a private folder for files that
+    ``argv`` refers to.
+    """
+
+    program: tuple[str, ...]
+    home: str
+    tmp: str
+    workdir: str
+    files_dir: str
+    model: str
+    model_url: str
+    token: str = field(repr=False)
+    resume: str | None = None
+    instructions: str | None = None
+    permissions: Permissions = "full"
+    confined: bool = False
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    disable_tools: tuple[str, ...] = ()
+    approvals: bool = False
+    max_turns: int | None = None
+    effort: str | None = None
+    output_schema: Mapping[str, Any] | None = None
+    tool_url: str | None = None
+    tool_token: str | None = field(default=None, repr=False)
+    mcp_servers: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start the program: ``env`` is added to the sandbox's allow-listed base environment; ``files`` (absolute
+    paths below home or files_dir, text) are written with mode 0600 before each start."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+# ---- what goes through the codec -------------------------------------------------------------------------------------
+
+FrameKind: TypeAlias = Literal["out", "err", "in", "note", "exit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One numbered frame of the keeper's log.
+
+    ``out``: a whole line that the program wrote, without its newline. ``err``: a chunk of its stderr. ``in``: an input
+    that it was given (``key`` names it). ``note``: JSON about one of its model calls, e.g.
+    ``{"call": 3, "what": "cut", "bytes": 120}``. ``exit``: its exit code in decimal, always last.
+    """
+
+    no: int
+    kind: FrameKind
+    data: bytes
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Begin a turn. ``images`` are (media type, base64 data)."""
+
+    turn: str
+    text: str
+    images: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """End the running turn the way the program itself can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steer:
+    """Say something to the running turn."""
+
+    key: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer the Approval with this id."""
+
+    id: str
+    allow: bool
+    reason: str | None = None
+    always: bool = False
+
+
+Command: TypeAlias = Prompt | Interrupt | Steer | Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The program's own word that its turn is over. ``text`` is the final answer (None: take the streamed text)."""
+
+    stop_reason: StopReason = "done"
+    text: str | None = None
+    output: Any = None
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """The program named its native session."""
+
+    native_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    """The main agent (not a sub-agent) begins a model call; counted against ``max_turns``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """The program shows that it is not in the conversation it should be in; the turn must not go on."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """An Event that belongs to a sub-agent: ``parent`` is the id of its ToolCall."""
+
+    parent: str
+    event: Event
+
+
+CodecEvent: TypeAlias = Event | Ended | Identified | StepStarted | Unfit | In
+CodecState: TypeAlias = dict[str, Any]  # small, JSON, never mutated in place
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Bytes for the program's stdin: one line without newline. ``key`` is unique in the session, equal for the same
+    input made again from the same state (so that it can be sent twice and is delivered once)."""
+
+    key: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What one frame or command gave."""
+
+    state: CodecState
+    events: tuple[CodecEvent, ...] = ()
+    sends: tuple[Send, ...] = ()
+
+
+class Codec(Protocol):
+    """Pure translation; no clock, no randomness, no I/O. State in, state out."""
+
+    version: int
+
+    def start(self, ctx: LaunchContext) -> Folded:
+        """The state of a program just started, and what must be said to it first (handshake)."""
+        ...
+
+    def fold(self, state: CodecState, item: Frame | ModelCall) -> Folded:
+        """Translate one frame of the program, or a call that the endpoint saw."""
+        ...
+
+    def encode(self, state: CodecState, command: Command) -> Folded:
+        """Translate a command from outside."""
+        ...
+
+
+class Runtime(Protocol):
+    """One agent program."""
+
+    name: str
+    capabilities: Capabilities
+    codec: Codec
+    native_files: tuple[NativeFile, ...]
+    wire: Literal["anthropic", "responses", "chat", "gemini"]
+    id_pattern: str
+
+    def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
+        """The command that starts the program (see `hostler.runtimes.programs`). Raises HarnessInstallFailed."""
+        ...
+
+    def launch(self, ctx: LaunchContext) -> Launch: ...
+
+    def history(self, files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
+        """OpenAI-format messages from the native files (relative path to content). Raises CapabilityUnsupported."""
+        ...
