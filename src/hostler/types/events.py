@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 
 from .result import ErrorInfo, FileRef, Persistence, Result, Usage
 
-
 # ---- what the agent did: TurnEvents ---------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import difflib
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from .events import Event, ModelCall
 from .result import ErrorInfo, StopReason
@@ -34,18 +34,27 @@ class AcpAgent:
 def acp_agent(command: Sequence[str]) -> AcpAgent:
     """An agent program to be started with ``command`` that speaks ACP (agentclientprotocol.com) on stdio."""
     if isinstance(command, str) or not command:
-        raise TypeError("acp_agent(command=[...]) takes a non-empty list of arguments, for example ['my-agent', '--acp'].")
+        raise TypeError(
+            "acp_agent(command=[...]) takes a non-empty list of arguments, for example ['my-agent', '--acp']."
+        )
     return AcpAgent(tuple(command))
 
 
-def check_harness(harness: object) -> Harness | AcpAgent:
-    """``harness`` itself if it is one; otherwise TypeError that names the member probably meant."""
+def check_harness(harness: object) -> Harness | AcpAgent | Runtime:
+    """``harness`` itself if it is one (or a `Runtime` of the caller's own); otherwise TypeError that names the member
+    probably meant."""
     if isinstance(harness, (Harness, AcpAgent)):
         return harness
+    if all(hasattr(harness, part) for part in ("name", "codec", "launch", "find")) and not isinstance(harness, type):
+        return cast("Runtime", harness)
     hint = ""
     if isinstance(harness, str):
         key = harness.lower().replace("-", "_").replace(" ", "_")
-        names = {m.value: m.name for m in Harness} | {m.value.replace("_", ""): m.name for m in Harness} | {"claude": "CLAUDE_CODE", "gemini": "GEMINI_CLI"}
+        names = (
+            {m.value: m.name for m in Harness}
+            | {m.value.replace("_", ""): m.name for m in Harness}
+            | {"claude": "CLAUDE_CODE", "gemini": "GEMINI_CLI"}
+        )
         if close := difflib.get_close_matches(key, names, n=1, cutoff=0.5):
             hint = f" Did you mean Harness.{names[close[0]]}?"
     raise TypeError(f"harness must be a member of hostler.Harness or acp_agent(command=[...]), not {harness!r}.{hint}")
@@ -96,7 +105,7 @@ class LaunchContext:
     ``model`` is the name to ask for at ``model_url`` (scheme, host and port, no path) with ``token`` as the key.
     ``resume`` is the native id of the conversation to go on with, or None for a new one. ``tool_url`` and
     ``tool_token`` are set when the host offers tools by streamable-HTTP MCP. ``files_dir`` is a private folder for files that
-    ``argv`` refers to.
+    ``argv`` refers to. ``new_id`` is a fresh uuid that a program which takes one may give to a new conversation.
     """
 
     program: tuple[str, ...]
@@ -122,6 +131,7 @@ class LaunchContext:
     tool_token: str | None = field(default=None, repr=False)
     mcp_servers: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    new_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

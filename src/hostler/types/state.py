@@ -51,7 +51,9 @@ class State:
         try:
             data = json.loads(raw)
         except (ValueError, UnicodeDecodeError, RecursionError) as error:
-            raise StateIncompatible(f"This is not a hostler state: {error}. Pass the bytes that State.dumps() gave.") from None
+            raise StateIncompatible(
+                f"This is not a hostler state: {error}. Pass the bytes that State.dumps() gave."
+            ) from None
         if not isinstance(data, dict):
             raise StateIncompatible("This is not a hostler state: not a JSON object.")
         version = data.get("version")
@@ -67,7 +69,9 @@ class State:
                 raise StateIncompatible(f"This state has no usable {name!r}.")
         native = data.get("native_id")
         if native is not None and not _ID.fullmatch(native):
-            raise StateIncompatible(f"The native session id {native[:80]!r} in this state is not one that a program makes.")
+            raise StateIncompatible(
+                f"The native session id {native[:80]!r} in this state is not one that a program makes."
+            )
         if len(data["session"]) > 512 or "\0" in data["session"]:
             raise StateIncompatible("The session key in this state is longer than 512 characters or holds a NUL.")
         return cls(data["harness"], native, data["session"], data["workdir"], data.get("model"), version)

@@ -1,0 +1,62 @@
+# make demo    a real agent program in a durable session, end to end
+# make test    the quick suite, with linting and types
+# make soak    the long counts
+# make bench   the benchmarks
+
+PYTHON ?= python3
+VENV ?= .venv
+HARNESS ?= claude_code
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint soak bench faces clean
+
+demo: $(VENV)/.demo
+	$(BIN)/hostler demo --harness $(HARNESS)
+
+test: $(VENV)/.dev $(VENV)-litellm/.ready lint
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not soak"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/generate_faces.py --check
+
+soak: $(VENV)/.dev $(VENV)-litellm/.ready
+	HOSTLER_SOAK=1 $(BIN)/pytest -n 2 --dist loadgroup
+
+bench: $(VENV)/.dev $(VENV)-peer/.ready
+	$(BIN)/python benchmarks/run.py
+
+faces: $(VENV)/.dev
+	$(BIN)/python scripts/generate_faces.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable ".[claude,codex]"
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable ".[claude,codex,dev]"
+	touch $@
+
+# The real LiteLLM gateway holds some of our packages at older versions: it lives in an environment of its own.
+$(VENV)-litellm/.ready:
+	$(PYTHON) -m venv $(VENV)-litellm
+	$(VENV)-litellm/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)-litellm/bin/python -m pip install --quiet "litellm[proxy]>=1.100"
+	touch $@
+
+# The peer that the benchmarks compare with.
+$(VENV)-peer/.ready:
+	$(PYTHON) -m venv $(VENV)-peer
+	$(VENV)-peer/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)-peer/bin/python -m pip install --quiet "litellm>=1.108" claude-agent-sdk openai-codex
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(VENV)-litellm $(VENV)-peer

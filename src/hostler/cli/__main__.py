@@ -1,0 +1,5 @@
+"""``python -m hostler.cli``"""
+
+from . import main
+
+main()

@@ -1,0 +1,148 @@
+"""What a model call costs: the gateway's own word, else bundled price lists, else the gateway's price list."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from .routes import Route
+from .wires import Seen, Tokens, number
+
+COST_HEADER = "x-litellm-response-cost"
+_PROVIDERS = {"anthropic": "anthropic", "responses": "openai", "chat": "openai"}
+_INFO_PATHS = ("/model/info", "/v1/model/info")
+_INFO_TIMEOUT = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Dollars per token, as a gateway tells them."""
+
+    input: float
+    output: float
+    cache_read: float
+    cache_write: float
+
+    def cost(self, tokens: Tokens) -> float:
+        plain = max(0, (tokens.input or 0) - tokens.cache_read - tokens.cache_write)
+        cached = tokens.cache_read * self.cache_read + tokens.cache_write * self.cache_write
+        return plain * self.input + cached + (tokens.output or 0) * self.output
+
+
+def listed(route: Route, tokens: Tokens) -> float | None:
+    """The cost by the bundled price lists, or None for a model that they do not know."""
+    import genai_prices
+
+    calc: Any = genai_prices.calc_price  # its overloads forbid a choice at run time
+    usage = genai_prices.Usage(
+        input_tokens=tokens.input or 0,
+        output_tokens=tokens.output or 0,
+        cache_read_tokens=tokens.cache_read,
+        cache_write_tokens=tokens.cache_write,
+        **({"cache_write_1h_tokens": tokens.cache_write_1h} if tokens.cache_write_1h else {}),
+    )
+    for name, place in _lookups(route):
+        try:
+            return float(calc(usage, name, **place).total_price)
+        except (LookupError, ValueError):  # ValueError: a list without a price for what was used
+            continue
+    return None
+
+
+def _lookups(route: Route) -> list[tuple[str, dict[str, str]]]:
+    """Names and places to look a route's model up under, best first."""
+    last = route.model.rpartition("/")[2]
+    if route.gateway:
+        return [(route.model, {}), (last, {})]
+    provider = {"provider_id": _PROVIDERS[route.wire]}
+    return [(route.model, {"provider_api_url": route.base}), (route.model, provider), (route.model, {}), (last, {})]
+
+
+def rates_of(info: object) -> Rates | None:
+    """The rates in a ``model_info`` of a LiteLLM gateway, or None when it has no price."""
+    if not isinstance(info, Mapping):
+        return None
+    paid, made = number(info.get("input_cost_per_token")), number(info.get("output_cost_per_token"))
+    if paid is None or made is None:
+        return None
+    read, write = number(info.get("cache_read_input_token_cost")), number(info.get("cache_creation_input_token_cost"))
+    return Rates(paid, made, paid if read is None else read, paid if write is None else write)
+
+
+# What was found out, by route. A gateway that did not answer is asked again after a while.
+_in_lists: dict[Route, bool] = {}
+_told: dict[Route, tuple[float, Rates | None]] = {}
+_ASK_AGAIN = 60.0
+
+
+async def load(route: Route, client: httpx.AsyncClient | None = None) -> None:
+    """Make `cost` ready for this route. Never raises for what an upstream does."""
+    if route not in _in_lists:
+        # the price lists take a quarter of a second to import: not on the loop
+        _in_lists[route] = await asyncio.to_thread(listed, route, Tokens(0, 0)) is not None
+    if _in_lists[route] or not route.gateway:
+        return
+    asked, rates = _told.get(route, (-_ASK_AGAIN, None))
+    if rates is None and time.monotonic() - asked >= _ASK_AGAIN:
+        _told[route] = (time.monotonic(), None)  # whoever comes meanwhile does not ask too
+        if client is not None:
+            rates = await _ask(route, client)
+        else:
+            async with httpx.AsyncClient() as own:
+                rates = await _ask(route, own)
+        _told[route] = (time.monotonic(), rates)
+
+
+async def known(route: Route) -> bool:
+    """Whether the cost of calls on this route can be told, so that a budget in dollars can be held."""
+    await load(route)
+    return _in_lists[route] or _rates(route) is not None
+
+
+def cost(route: Route, seen: Seen, headers: Mapping[str, str]) -> float | None:
+    """The cost of one answered call in dollars, or None when it is unknown."""
+    if (told := number(headers.get(COST_HEADER))) is not None:
+        return told
+    if seen.cost is not None:
+        return seen.cost
+    if not seen.tokens.known:
+        return None
+    if (rates := _rates(route)) is not None:
+        return rates.cost(seen.tokens)
+    return listed(route, seen.tokens) if _in_lists.get(route) else None
+
+
+def _rates(route: Route) -> Rates | None:
+    return _told.get(route, (0.0, None))[1]
+
+
+async def _ask(route: Route, client: httpx.AsyncClient) -> Rates | None:
+    root = route.root.removesuffix("/v1")
+    for path in _INFO_PATHS:
+        try:
+            async with asyncio.timeout(_INFO_TIMEOUT):
+                answer = await client.get(root + path, headers={"authorization": f"Bearer {route.key}"})
+            if answer.status_code == 200 and (rates := _find(answer.json(), route.model)):
+                return rates
+        except (httpx.HTTPError, TimeoutError, ValueError, RecursionError) as error:
+            _log.debug("The gateway at %s told no prices: %s", route.host, type(error).__name__)
+    return None
+
+
+def _find(answer: Any, model: str) -> Rates | None:
+    entries = answer.get("data") if isinstance(answer, Mapping) else None
+    found = [
+        rates_of(entry.get("model_info"))
+        for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, Mapping) and entry.get("model_name") == model
+    ]
+    priced = [rates for rates in found if rates is not None]
+    # a group may hold several deployments: with different prices the dearest is a safe bound for a budget
+    return max(priced, key=lambda r: (r.output, r.input)) if priced and len(priced) == len(found) else None

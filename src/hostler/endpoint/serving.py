@@ -1,0 +1,86 @@
+"""An ASGI application on a listening socket, inside a running loop: no signals, no polling, no log lines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+CUT = "hostler.cut"
+
+# uvicorn reports a response that was cut on purpose as an error of the application: ours logs its own faults.
+_quiet = logging.getLogger("hostler.endpoint.http")
+_quiet.setLevel(logging.CRITICAL + 1)
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's HTTP/1.1, with ``scope[CUT]()``: close the connection now, so that the client sees a broken answer."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.logger = _quiet
+        inner = self.app
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[CUT] = self.transport.close
+            await inner(scope, receive, send)
+
+        self.app = app
+
+
+class Serving:
+    """A server that runs on the loop it was started on until it is closed."""
+
+    def __init__(self, server: asyncio.Server, state: ServerState) -> None:
+        self._server = server
+        self._state = state
+
+    async def aclose(self, *, patience: float = 1.0) -> None:
+        """Stop listening, end the connections and, after ``patience`` seconds, the answers still being given."""
+        self._server.close()
+        tasks = set(self._state.tasks)
+        for connection in list(self._state.connections):
+            if (transport := connection.transport) is not None:
+                transport.close()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=patience)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+
+async def serve(app: App, listener: socket.socket) -> Serving:
+    """Serve ``app`` on ``listener`` (TCP or UNIX, bound); the socket belongs to the server from here on."""
+    config = uvicorn.Config(
+        app,
+        interface="asgi3",
+        http=_Protocol,
+        ws="none",
+        lifespan="off",
+        proxy_headers=False,
+        log_config=None,
+        access_log=False,
+    )
+    config.load()
+    state = ServerState()
+
+    def protocol() -> asyncio.Protocol:
+        return _Protocol(config=config, server_state=state, app_state={})
+
+    loop = asyncio.get_running_loop()
+    if listener.family == socket.AF_UNIX:
+        server = await loop.create_unix_server(protocol, sock=listener, backlog=512)
+    else:
+        server = await loop.create_server(protocol, sock=listener, backlog=512)
+    return Serving(server, state)

@@ -1,0 +1,223 @@
+"""One model call to the provider or gateway, with the attempts that it takes until the first byte of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import http.cookiejar
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import httpx
+
+from .failures import Failure, after_attempts, pause_before, refusal, told_in_stream
+from .routes import Route
+from .scrub import Scrub, scrubbed
+from .wires import Events, Seen, absorb, read_whole
+
+CONNECT_TIMEOUT = 5.0
+WHOLE_LIMIT = 64 * 1024 * 1024
+_ERROR_LIMIT = 256 * 1024
+_ERROR_TIMEOUT = 5.0
+_CLOSE_TIMEOUT = 1.0
+
+
+class Cut(Exception):
+    """A stream ended before its last event, or fell silent."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+@dataclass
+class Answer:
+    """An answer that has begun: whole, or a stream whose first piece is here already."""
+
+    response: httpx.Response
+    whole: bytes | None
+    seen: Seen
+    first: bytes = b""
+    events: Events = field(default_factory=Events)
+    rest: AsyncGenerator[bytes, None] | None = None
+
+    async def aclose(self) -> None:
+        if self.rest is not None:
+            await self.rest.aclose()
+        await self.response.aclose()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the attempts ended. ``doubtful``: one of them broke after the request had gone out, so that it may have
+    been answered, and paid, without us seeing it."""
+
+    answer: Answer | None
+    failure: Failure | None
+    doubtful: bool
+
+
+def new_client() -> httpx.AsyncClient:
+    """A pooled client that keeps no cookies (it serves many sessions) and follows no redirect (it carries keys)."""
+    no_cookies = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=30.0)
+    return httpx.AsyncClient(cookies=no_cookies, limits=limits, follow_redirects=False)
+
+
+class Upstream:
+    """Makes model calls. ``patience``: seconds within which further attempts begin; ``silence``: seconds without a
+    byte after which a model counts as gone."""
+
+    def __init__(self, client: httpx.AsyncClient, *, patience: float, silence: float) -> None:
+        self.client = client
+        self._patience = patience
+        self._silence = silence
+        self._timeout = httpx.Timeout(silence, connect=CONNECT_TIMEOUT)
+
+    async def ask(self, route: Route, url: str, headers: Mapping[str, str], content: bytes) -> Outcome:
+        """The answer, or the final failure. An `Answer` must be closed."""
+        start, attempt, doubtful = time.monotonic(), 0, False
+        while True:
+            attempt += 1
+            try:
+                return Outcome(await self._attempt(route, url, headers, content), None, doubtful)
+            except _Failed as failed:
+                doubtful |= failed.doubtful
+                failure = failed.failure
+            spent = time.monotonic() - start
+            pause = pause_before(attempt, failure, spent, self._patience)
+            if pause is None:
+                return Outcome(None, after_attempts(failure, attempt, spent), doubtful)
+            await asyncio.sleep(pause)
+
+    async def _attempt(self, route: Route, url: str, headers: Mapping[str, str], content: bytes) -> Answer:
+        request = self.client.build_request("POST", url, headers=headers, content=content, timeout=self._timeout)
+        try:
+            response = await self.client.send(request, stream=True)
+        except httpx.HTTPError as error:
+            raise self._broken(route, error) from None
+        try:
+            if not response.is_success:
+                raise _Failed(
+                    refusal(route.host, response.status_code, response.headers, await _error_body(response, route))
+                )
+            if "text/event-stream" in response.headers.get("content-type", ""):
+                return await self._begin(route, response)
+            return await self._whole(route, response)
+        except httpx.HTTPError as error:
+            await response.aclose()
+            raise self._broken(route, error, sent=True) from None
+        except BaseException:
+            await response.aclose()
+            raise
+
+    async def _begin(self, route: Route, response: httpx.Response) -> Answer:
+        """Read the first piece, so that a stream which begins with its failure can still be tried again."""
+        answer = Answer(response, None, Seen())
+        answer.rest = cast(AsyncGenerator[bytes, None], response.aiter_bytes())
+        answer.first = await anext(answer.rest, b"")
+        if not answer.first:
+            failure = Failure("model_unavailable", f"{route.host} ended its answer before the first byte", again=True)
+            raise _Failed(failure, doubtful=True)
+        for data in answer.events.feed(answer.first):
+            answer.seen = absorb(route.wire, answer.seen, data)
+        if answer.seen.error and (failure := told_in_stream(route, answer.seen.error)).again:
+            raise _Failed(failure)
+        return answer
+
+    async def _whole(self, route: Route, response: httpx.Response) -> Answer:
+        pieces, size = [], 0
+        async for piece in response.aiter_bytes():
+            pieces.append(piece)
+            size += len(piece)
+            if size > WHOLE_LIMIT:
+                raise _Failed(
+                    Failure("model_refused", f"{route.host} answered more than {WHOLE_LIMIT} bytes"), doubtful=True
+                )
+        body = b"".join(pieces)
+        seen = read_whole(route.wire, body)
+        if seen is None:
+            kind = response.headers.get("content-type", "none")[:100]
+            message = f"{route.host} answered HTTP {response.status_code}, but no model answer (content type {kind})"
+            raise _Failed(Failure("model_refused", f"{message}: check the model address (api_base)"), doubtful=True)
+        return Answer(response, body, seen)
+
+    async def pieces(self, route: Route, answer: Answer) -> AsyncGenerator[bytes, None]:
+        """The pieces of a stream as they come; ``answer.seen`` is always ahead of the piece just given. Raises Cut
+        when it ends early."""
+        yield answer.first
+        assert answer.rest is not None
+        try:
+            while not answer.seen.whole:
+                piece = await anext(answer.rest, b"")
+                if not piece:
+                    break
+                for data in answer.events.feed(piece):
+                    answer.seen = absorb(route.wire, answer.seen, data)
+                yield piece
+        except httpx.ReadTimeout:
+            raise Cut(self._silent(route)) from None
+        except httpx.HTTPError as error:
+            if not answer.seen.whole:
+                raise Cut(_cut(route, _words(error, route))) from None
+        if not (answer.seen.whole or answer.seen.stopped or answer.seen.error):
+            raise Cut(_cut(route, "no last event came"))
+
+    async def tail(self, answer: Answer) -> bytes:
+        """What comes behind the last event, most often nothing; reading it lets the connection be used again."""
+        tail = b""
+        assert answer.rest is not None
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                async for piece in answer.rest:
+                    tail += piece
+        except (TimeoutError, httpx.HTTPError):
+            pass
+        return tail
+
+    def _silent(self, route: Route) -> Failure:
+        return Failure("model_silent", f"{route.host} sent nothing for {self._silence:g} s")
+
+    def _broken(self, route: Route, error: httpx.HTTPError, *, sent: bool = False) -> _Failed:
+        if isinstance(error, httpx.ReadTimeout):
+            return _Failed(self._silent(route), doubtful=True)
+        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)) and not sent:
+            failure = Failure(
+                "model_unavailable", f"{route.host} cannot be reached: {_words(error, route)}", again=True
+            )
+            return _Failed(failure)
+        message = f"The connection to {route.host} broke before an answer: {_words(error, route)}"
+        again = isinstance(error, (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException))
+        return _Failed(Failure("model_unavailable", message, again=again), doubtful=True)
+
+
+class _Failed(Exception):
+    def __init__(self, failure: Failure, *, doubtful: bool = False) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.doubtful = doubtful
+
+
+def _cut(route: Route, why: str) -> Failure:
+    return Failure("model_cut", f"{route.host} broke off in the middle of an answer: {why}", again=True)
+
+
+def _words(error: Exception, route: Route) -> str:
+    return scrubbed(str(error) or type(error).__name__, route.key)
+
+
+async def _error_body(response: httpx.Response, route: Route) -> bytes:
+    body, scrub = b"", Scrub(route.key)
+    try:
+        async with asyncio.timeout(_ERROR_TIMEOUT):
+            async for piece in response.aiter_bytes():
+                body += scrub.feed(piece)
+                if len(body) > _ERROR_LIMIT:
+                    break
+            else:
+                body += scrub.rest()
+    except (TimeoutError, httpx.HTTPError):
+        pass  # the status says enough
+    await response.aclose()
+    return body

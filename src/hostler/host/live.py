@@ -1,0 +1,555 @@
+"""What this process knows of one session: its program, its workspace, its callables, and the worker that serves its inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Row
+
+from .. import keeper, ladder, portal
+from ..endpoint import Route, price, route_for
+from ..keeper import KeeperError
+from ..ladder import Launched, Place, Stored
+from ..program import Program
+from ..progress import Progress, advance
+from ..store import queries
+from ..store.queries import Journalled, Lease
+from ..store.queries import Turn as StoredTurn
+from ..telemetry.redaction import Masker
+from ..turn import Bounds, Journal, Outcome, Running, Stop, result_of, run_turn
+from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
+from ..types.events import Accepted, Approval, FileChange, ModelCall, Started
+from ..types.options import Options
+from ..types.result import ErrorInfo, Usage
+from ..types.runtime import Answer, Ended, Frame, Prompt, Runtime, Steer
+from ..types.sandbox import Sandbox
+from ..workspace import SessionDirs, Watch, native
+from .errors import error_code
+
+if TYPE_CHECKING:
+    from .local import Host
+
+_log = logging.getLogger("hostler")
+_LOOK = 0.05  # s between looks at the inbox while another host's turn is before ours
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What belongs to one call in this process: its callbacks and the loop they run on."""
+
+    on_approval: Callable[[Any], Any] | None = None
+    on_event: Callable[[Any], Any] | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    api_key: str | None = None
+
+
+class LiveSession:
+    """One session in this process. All methods run on the engine loop."""
+
+    def __init__(
+        self, host: Host, row: Row[Any], runtime: Runtime, sandbox: Sandbox, dirs: SessionDirs, options: Options
+    ) -> None:
+        self.host = host
+        self.id: int = row.id
+        self.key: str = row.key
+        self.rules: dict[str, Any] = dict(row.rules)
+        self.runtime = runtime
+        self.sandbox = sandbox
+        self.dirs = dirs
+        self.options = options
+        self.resumed: str | None = None
+        self.native_id: str | None = row.native_id
+        self.usage = Usage(**row.usage)
+        self.cost: float | None = None if row.unpriced else row.cost
+        self.running: Running | None = None
+        self._reached = False
+        self._program: Program | None = None
+        self._late_calls: list[ModelCall] = []
+        self._calls: dict[str, Call] = {}
+        self._granted: tuple[StoredTurn, Lease] | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._nudge = asyncio.Event()
+        self._watch = Watch(sandbox.workdir, dirs.private)
+
+    # ---- in ---------------------------------------------------------------------------------------------------------
+
+    def listen(self, callback: Callable[[Any], Any], turn: StoredTurn, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Have ``callback`` called with each Record of the turn. It reads the journal on its own, so that one that
+        raises or blocks never holds the turn up."""
+        follower = self.host.journal.follow(self.id, turn.first - 1, turn.id)
+
+        async def tell() -> None:
+            while records := await follower.batch():
+                for record in records:
+                    try:
+                        await portal.call_back(callback, record, loop=loop)
+                    except Exception as error:
+                        _log.warning("on_event of session %s raised: %r", self.key, error)
+
+        self.host.spawn(tell())
+
+    async def accept(
+        self, prompt: str, rules: dict[str, Any], call: Call, *, reject_busy: bool, extra_body: Any
+    ) -> StoredTurn:
+        """Put a prompt into the inbox; it is safe when this returns."""
+        place = self._place({**self.rules, **rules}, call)  # refuse what cannot be held before anything is stored
+        if place.rules["max_cost"] is not None and not await price.known(place.route):
+            raise CapabilityUnsupported(
+                f"max_cost needs a price, and none is known for the model {place.route.model!r}. Leave max_cost out, or use "
+                "a model that the gateway or the price list knows."
+            )
+        id = self.host.new_id("turn")
+        self._calls[id] = call
+        try:
+            turn, lease, records = await self.host.store.write(
+                lambda conn: queries.accept(
+                    conn,
+                    self.id,
+                    turn=id,
+                    host=self.host.id,
+                    input={"prompt": prompt, "rules": rules, "extra_body": extra_body},
+                    accepted=Accepted(extra_body, prompt[:200]),
+                    reject_busy=reject_busy,
+                    is_dead=self.host.is_dead,
+                    now=time(),
+                ),
+                durable=True,
+            )
+        except BaseException:
+            self._calls.pop(id, None)
+            raise
+        self.host.journal.publish(self.id, records)
+        if (on_event := call.on_event or self.options.on_event) is not None:
+            self.listen(on_event, turn, call.loop)
+        if lease is not None:
+            self._granted = (turn, lease)
+        self.serve()
+        return turn
+
+    def serve(self) -> None:
+        """Have the worker look at the inbox."""
+        self._nudge.set()
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._serve(), name=f"hostler-session-{self.id}")
+
+    async def stop_turn(self, turn: str | None, reason: str) -> None:
+        """Ask for the end of one turn, or of all that are accepted, wherever they run."""
+        ids = await self.host.store.write(lambda conn: queries.request_stop(conn, self.id, turn, reason))
+        if self.running is not None and self.running.turn in ids:
+            self.running.put(Stop(reason))  # type: ignore[arg-type]
+
+    def answer(self, id: str, allow: bool, reason: str | None) -> None:
+        if self.running is None or id not in self.running.approvals:
+            raise HarnessError(
+                f"Session {self.key!r} has no open approval {id!r}: it was answered, or its turn is over."
+            )
+        self.running.put(Answer(id, allow, reason))
+
+    def steer(self, text: str) -> str:
+        """Say something to the running turn; its id."""
+        if not self.runtime.capabilities.steer:
+            raise CapabilityUnsupported(f"{self.runtime.name} cannot be steered; use on_busy='queue' or 'interrupt'.")
+        if self.running is None:
+            raise HarnessError(f"Session {self.key!r} runs no turn here that could be steered.")
+        self.running.put(Steer(self.host.new_id("steer"), text))
+        return self.running.turn
+
+    # ---- the worker -------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        while True:
+            granted, self._granted = self._granted, None
+            if granted is None:
+                self._nudge.clear()
+                found = await self.host.store.write(
+                    lambda conn: queries.next_turn(conn, self.id, self.host.id, self.host.is_dead)
+                )
+                if found is None or (found[1] is None and not self._calls):
+                    return  # nothing to do, or nothing of ours waits behind the others'
+                if found[1] is None:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._nudge.wait(), _LOOK)
+                    continue
+                granted = (found[0], found[1])
+            turn, lease = granted
+            try:
+                await self._run(turn, lease)
+            except LeaseLost:
+                await self._let_go()
+            except Exception as error:
+                self.host.journal.fail(self.id, turn.id, error)
+                await self._let_go()
+                await self.host.give_up(lease)
+                return
+            finally:
+                self._calls.pop(turn.id, None)
+                self.running = None
+                self.host.journal.wake(self.id)
+            if turn.owner == self.host.id and not self._calls and self._granted is None:
+                return  # nobody here waits for more
+
+    async def _run(self, turn: StoredTurn, lease: Lease) -> None:
+        call = self._calls.get(turn.id, Call())
+        rules = {**self.rules, **turn.input["rules"]}
+        recovered = turn.status == "running"
+        running = self.running = Running(turn.id)
+        self.host.journal.wake(self.id)
+        if recovered:
+            await self._remember(running, turn)
+        if turn.stop is not None:
+            running.put(Stop(turn.stop))  # type: ignore[arg-type]
+        place: Place | None = None
+        try:
+            place = self._place(rules, call)
+            before = asyncio.create_task(asyncio.to_thread(self._watch.begin, turn.id))
+            try:
+                reached = await self._reach(place, lease, running, recovered)
+            finally:
+                await before
+            if isinstance(reached, Outcome):
+                outcome = reached
+            else:
+                program, progress, resumed = reached
+                await self._note(lease, turn.id, (Started(resumed, lease.epoch, recovered), None))
+                outcome = await run_turn(
+                    running,
+                    program,
+                    progress,
+                    self.runtime.codec,
+                    Prompt(turn.id, turn.input["prompt"]),
+                    Bounds(rules["timeout"], rules["max_turns"], rules["max_cost"], self.host.settings.approval_ttl),
+                    self._journal(lease, turn.id),
+                    _masker(place),
+                    self._approver(running, turn, call),
+                )
+        except (LeaseLost, StoreError):
+            raise
+        except HarnessError as error:
+            outcome = Outcome(
+                Ended("error", error=ErrorInfo(error_code(error), str(error))),
+                Progress({}, 0),
+                None,
+                program_alive=False,
+            )
+        await self._finish(turn, lease, running, outcome, place)
+
+    async def _finish(
+        self, turn: StoredTurn, lease: Lease, running: Running, outcome: Outcome, place: Place | None
+    ) -> None:
+        if running.stop and outcome.ended.stop_reason != "done":
+            await asyncio.sleep(0.02)  # a model call that the end cut off is still to be counted
+        program = self._program
+        if program is not None and outcome.program_alive:
+            program.put_back(outcome.leftover)
+        late, self._late_calls = [(c, None) for c in self._late_calls], []
+        events: list[Journalled] = [*outcome.events, *late]
+        running.events += late
+        row = await self.host.store.read(lambda conn: queries.get_session(conn, self.id))
+        files, manifest = await asyncio.to_thread(self._settle, row, outcome)
+        events += [(change, None) for change in files]
+        result = result_of(outcome.ended, running.events, files, session=self.key, turn=turn.id)
+        result = _masker(place).mask(result)
+        records = await self.host.store.write(
+            lambda conn: queries.finish(
+                conn,
+                lease,
+                turn=turn.id,
+                events=events,
+                result=result,
+                frame=outcome.progress.frame,
+                progress=outcome.progress.to_dict() if outcome.program_alive else None,
+                native=manifest,
+                native_id=outcome.native_id,
+                program_alive=outcome.program_alive and program is not None,
+                now=time(),
+            ),
+            durable=True,
+        )
+        self.running = None
+        self.usage += result.usage
+        self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
+        self.native_id = outcome.native_id or self.native_id
+        self.host.journal.publish(self.id, records)
+        await asyncio.to_thread(self._watch.save)
+        if program is not None:
+            if outcome.program_alive:
+                await program.close_turn(outcome.progress.frame)
+            else:
+                await self._end_program()
+
+    def _settle(self, row: Row[Any], outcome: Outcome) -> tuple[tuple[FileChange, ...], dict[str, Any] | None]:
+        """After the turn, in a worker thread: what changed in the workspace, and the program's own history saved."""
+        files = self._watch.changes()
+        native_id = outcome.native_id or row.native_id or row.new_id
+        manifest = native.save(self.dirs.home, self.dirs.native, self.runtime.native_files, native_id, row.native)
+        return files, manifest
+
+    # ---- reaching the program ---------------------------------------------------------------------------------------
+
+    async def _reach(
+        self, place: Place, lease: Lease, running: Running, recovered: bool
+    ) -> tuple[Program, Progress, str | None] | Outcome:
+        """The program to run the turn with; or, for a turn whose program died with its host, how that ended."""
+        row = await self.host.store.read(lambda conn: queries.get_session(conn, self.id))
+        stored = stored_of(row)
+        program = self._program
+        if program is not None and program.epoch == lease.epoch and program.usable and row.program:
+            if program.fingerprint == place.fingerprint():
+                self._open_route(program.token, place)
+                return program, Progress.from_dict(row.progress), self.resumed
+        if program is not None:
+            await (self._end_program() if program.epoch == lease.epoch else self._let_go())
+        upstream = await self.host.endpoint_path()
+        if stored.program:
+            self._open_route(stored.program["token"], place)
+            attached = await ladder.attach(stored, place, epoch=lease.epoch, holder=self.host.id, upstream=upstream)
+            if attached is not None:
+                self._program, progress = attached
+                mid_turn = recovered and progress.turn == running.turn
+                if mid_turn or (self._program.usable and self._program.fingerprint == place.fingerprint()):
+                    return self._program, progress, self._arrived("attached")
+                await self._end_program()
+            elif recovered and stored.progress and Progress.from_dict(stored.progress).turn == running.turn:
+                return self._salvage(stored, running)
+        launched = await ladder.launch(stored, place, tool_url_path=None, tool_token=None)
+        try:
+            self._open_route(launched.token, place)
+            await self._store_program(lease, launched)
+            self._program = await ladder.join(launched, epoch=lease.epoch, holder=self.host.id, upstream=upstream)
+        except BaseException:
+            await asyncio.to_thread(keeper.sweep, launched.address.mark)
+            raise
+        return self._program, launched.progress, self._arrived(launched.resumed)
+
+    def _arrived(self, how: str | None) -> str | None:
+        if not self._reached:
+            self._reached = True
+            self.resumed = how
+        return how
+
+    async def _store_program(self, lease: Lease, launched: Launched) -> None:
+        await self.host.store.write(
+            lambda conn: queries.set_program(
+                conn, lease, program=launched.stored(), frame=0, progress=launched.progress.to_dict()
+            )
+        )
+
+    def _salvage(self, stored: Stored, running: Running) -> Outcome:
+        """The end of a turn whose keeper is dead, from the log that it left on disk."""
+        assert stored.program is not None and stored.progress is not None
+        progress = Progress.from_dict(stored.progress)
+        frames: list[Frame] = keeper.read_spool(stored.program["address"]["dir"], stored.frame)
+        events: list[Journalled] = []
+        native_id: str | None = None
+        ended: Ended | None = None
+        for frame in frames:
+            step = advance(self.runtime.codec, progress, frame)
+            progress, native_id = step.progress, step.native_id or native_id
+            events += step.events
+            ended = ended or step.end
+        if ended is None:
+            ended = Ended(
+                running.stop or "error",
+                error=None
+                if running.stop
+                else ErrorInfo(
+                    "program_lost",
+                    "The program and its keeper died in the middle of the turn, and so did the host that ran it. What the "
+                    "program had said is in the journal; the next turn resumes from its own history.",
+                    retryable=True,
+                ),
+            )
+        running.events += events
+        return Outcome(ended, replace(progress, turn=None), native_id, False, tuple(events))
+
+    async def _remember(self, running: Running, turn: StoredTurn) -> None:
+        """Fill in what an earlier host journalled of this turn."""
+        after = turn.first - 1
+        while True:
+            found = await self.host.store.read(lambda conn: queries.read_records(conn, self.id, after, turn=turn.id))
+            if not found:
+                return
+            for record in found:
+                running.events.append((record.event, record.parent))
+                if isinstance(record.event, Approval):
+                    running.approvals[record.event.id] = record.event
+            after = found[-1].seq
+
+    def check(self, rules: dict[str, Any]) -> Place:
+        """The place that these rules give; raises when the model cannot be reached under them."""
+        return self._place(rules, Call())
+
+    def _place(self, rules: dict[str, Any], call: Call) -> Place:
+        route = self._route(rules, call)
+        settings = self.host.settings
+        return Place(
+            runtime=self.runtime,
+            sandbox=self.sandbox,
+            dirs=self.dirs,
+            rules=rules,
+            route=route,
+            approvals=(call.on_approval or self.options.on_approval) is not None or rules["permissions"] == "ask",
+            tool_names=tuple(t.__name__ for t in self.options.tools),
+            park_ttl=settings.park_ttl,
+            orphan_ttl=settings.orphan_ttl,
+        )
+
+    def _route(self, rules: dict[str, Any], call: Call) -> Route:
+        return route_for(
+            rules["model"],
+            wire=self.runtime.wire,
+            api_base=rules["api_base"],
+            api_key=call.api_key or self.options.api_key,
+            environ=os.environ,
+        )
+
+    def _open_route(self, token: str, place: Place) -> None:
+        self.host.endpoint.open(
+            token,
+            place.route,
+            on_call=self._on_call,
+            tag={"session": self.key, **{str(k): str(v) for k, v in place.rules["metadata"].items()}},
+            budget=lambda: self.running.stop if self.running is not None else None,
+        )
+
+    def _on_call(self, call: ModelCall) -> None:
+        if self.running is not None and self.running.program is not None:
+            self.running.program.put(call)
+        else:
+            self._late_calls.append(call)  # counted with the turn that ends now, or with the next one
+
+    # ---- out --------------------------------------------------------------------------------------------------------
+
+    def _journal(self, lease: Lease, turn: str) -> Journal:
+        async def append(events: Any, progress: Progress, native_id: str | None) -> Any:
+            return await self.host.store.write(
+                lambda conn: queries.append(
+                    conn,
+                    lease,
+                    turn=turn,
+                    events=events,
+                    frame=progress.frame,
+                    progress=progress.to_dict(),
+                    native_id=native_id,
+                    now=time(),
+                )
+            )
+
+        return Journal(append, lambda records: self.host.journal.publish(self.id, records))
+
+    async def _note(self, lease: Lease, turn: str, *events: Journalled) -> None:
+        records = await self.host.store.write(
+            lambda conn: queries.note(conn, lease, turn=turn, events=events, now=time())
+        )
+        self.host.journal.publish(self.id, records)
+
+    def _approver(self, running: Running, turn: StoredTurn, call: Call) -> Callable[[Approval], None] | None:
+        callback = call.on_approval or self.options.on_approval
+        if callback is None:
+            return None
+
+        async def ask(approval: Approval) -> None:
+            try:
+                allow = await portal.call_back(
+                    callback, replace(approval, extra_body=turn.input["extra_body"]), loop=call.loop
+                )
+                answer = Answer(approval.id, bool(allow), None if allow else "The application said no.")
+            except Exception as error:
+                answer = Answer(approval.id, False, f"The application's on_approval failed: {error!r}")
+            if approval.id in running.approvals:
+                running.put(answer)
+
+        def spawn(approval: Approval) -> None:
+            self.host.spawn(ask(approval))
+
+        return spawn
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the turn and the program; what finished turns left stays in the store."""
+        await self._quiesce()
+        await self._end(status="closed")
+
+    async def stop(self) -> None:
+        """End the program; the session can be resumed."""
+        await self._quiesce()
+        await self._end(status="idle")
+
+    async def detach(self) -> None:
+        """Leave the program, and a turn if one runs, to its keeper."""
+        worker = self._worker
+        if worker is not None and not worker.done():
+            worker.cancel()
+            await asyncio.gather(worker, return_exceptions=True)
+            await self.host.store.write(lambda conn: queries.disown(conn, self.id, self.host.id), durable=True)
+        await self._let_go()
+
+    async def _quiesce(self) -> None:
+        worker = self._worker
+        if worker is not None and not worker.done():
+            await self.stop_turn(None, "cancelled")
+            done, _ = await asyncio.wait([worker], timeout=10)
+            if not done:
+                worker.cancel()
+                await asyncio.gather(worker, return_exceptions=True)
+
+    async def _end(self, status: str) -> None:
+        lease = await self.host.store.write(lambda conn: queries.claim(conn, self.id, self.host.id, self.host.is_dead))
+        if lease is None:  # another host runs a turn in it: it is not ours to end
+            await self._let_go()
+            return
+        try:
+            if self._program is not None and self._program.epoch == lease.epoch:
+                await self._end_program()
+            else:
+                await self._let_go()
+                await self._end_stored(lease)
+            await self.host.store.write(
+                lambda conn: queries.set_program(conn, lease, program=None, frame=0, progress=None)
+            )
+        finally:
+            await self.host.store.write(lambda conn: queries.release(conn, lease, status), durable=True)
+            await asyncio.to_thread(self._watch.close)
+
+    async def _end_stored(self, lease: Lease) -> None:
+        """End a program that another host left."""
+        row = await self.host.store.read(lambda conn: queries.get_session(conn, self.id))
+        if row.program:
+            address = keeper.KeeperAddress.from_dict(row.program["address"])
+            try:
+                held = await keeper.attach(
+                    address, epoch=lease.epoch, holder=self.host.id, after=row.frame, upstream=None
+                )
+                await held.end()
+            except KeeperError:
+                await asyncio.to_thread(keeper.sweep, address.mark)
+
+    async def _end_program(self) -> None:
+        program, self._program = self._program, None
+        if program is not None:
+            await program.end()
+            self.host.endpoint.close_token(program.token)
+
+    async def _let_go(self) -> None:
+        """Drop the connection to the program; it lives on under its keeper, for whoever has the lease."""
+        program, self._program = self._program, None
+        if program is not None:
+            await program.detach()
+            self.host.endpoint.close_token(program.token)
+
+
+def _masker(place: Place | None) -> Masker:
+    """Of the secrets that this process knows of: the agent should not have them, but what it says is stored."""
+    return Masker([place.route.key] if place is not None and place.route.key else [])
+
+
+def stored_of(row: Row[Any]) -> Stored:
+    return Stored(row.key, row.native_id, row.new_id, row.finished, row.program, row.progress, row.frame, row.native)

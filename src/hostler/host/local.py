@@ -1,0 +1,165 @@
+"""The host of one process: one data dir, its store, its endpoint, and the sessions that this process has in hand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+from sqlalchemy import Row
+
+from .. import portal
+from ..endpoint import Endpoint
+from ..store import Store, queries
+from ..store.queries import Lease
+from ..turn import Stop
+from ..types.errors import HarnessError
+from ..workspace import prepare
+from .identity import BEAT_EVERY, HostLock, is_dead, machine_id
+from .journal import Journal
+from .live import LiveSession
+from .settings import Settings, state_dir
+
+_STOPS = 0.3  # s between looks for turns of ours that another process wants to end
+
+
+class Host:
+    """Keeps the sessions of one data dir. All methods run on the engine loop; make it with `open`."""
+
+    def __init__(self, data_dir: str, store: Store, lock: HostLock) -> None:
+        self.data_dir = data_dir
+        self.store = store
+        self.settings = Settings.read()
+        self.id = lock.id
+        self.machine = machine_id()
+        self.sessions: dict[int, LiveSession] = {}
+        self.journal = Journal(store, self._writes_here)
+        self.endpoint = Endpoint()
+        self._lock = lock
+        self._endpoint_dir: str | None = None
+        self._starting = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    async def open(cls, data_dir: str) -> Host:
+        """Open or make the data dir. Raises StoreError when it cannot be used."""
+        data_dir = await asyncio.to_thread(prepare, data_dir)
+        store = await asyncio.to_thread(Store.open, os.path.join(data_dir, "store.db"))
+        host = cls(data_dir, store, HostLock(os.path.join(data_dir, "hosts")))
+        await store.write(
+            lambda conn: queries.put_host(
+                conn, id=host.id, machine=host.machine, pid=os.getpid(), lock=host._lock.path, now=time.time()
+            )
+        )
+        host.spawn(host._beat())
+        host.spawn(host._watch_stops())
+        return host
+
+    async def close(self) -> None:
+        """Close the sessions that are still open here, and let go of the data dir."""
+        open_here = list(self.sessions.values())
+        await asyncio.gather(*(live.close() for live in open_here), return_exceptions=True)
+        self.sessions.clear()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._endpoint_dir is not None:
+            await self.endpoint.aclose()
+            shutil.rmtree(self._endpoint_dir, ignore_errors=True)
+        try:
+            await self.store.write(lambda conn: queries.remove_host(conn, self.id))
+        except HarnessError:
+            pass
+        await asyncio.to_thread(self.store.close)
+        self._lock.release()
+
+    async def endpoint_path(self) -> str:
+        """The unix socket of the model endpoint, which is started when the first program needs it."""
+        async with self._starting:
+            if self._endpoint_dir is None:
+                directory = tempfile.mkdtemp(prefix="hostler-")
+                await self.endpoint.start(directory)
+                self._endpoint_dir = directory
+        return self.endpoint.socket_path
+
+    def is_dead(self, row: Row[Any]) -> bool:
+        """Whether the host of this row may be replaced."""
+        return row.id != self.id and is_dead(row, self.machine)
+
+    def new_id(self, kind: str) -> str:
+        return f"{kind}_{uuid.uuid4().hex[:24]}"
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run it as a task that this host owns."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def give_up(self, lease: Lease) -> None:
+        """Leave a turn that cannot be journalled here to whoever can."""
+        try:
+            await self.store.write(lambda conn: queries.disown(conn, lease.session, self.id))
+        except HarnessError:
+            pass
+
+    def _writes_here(self, session: int) -> bool:
+        live = self.sessions.get(session)
+        return live is not None and live.running is not None
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_EVERY)
+            try:
+                await self.store.write(lambda conn: queries.beat(conn, self.id, time.time()))
+            except HarnessError:
+                pass  # a disk that is full now may have room later
+
+    async def _watch_stops(self) -> None:
+        while True:
+            await asyncio.sleep(_STOPS)
+            running = {live.running.turn: live for live in self.sessions.values() if live.running is not None}
+            if not running:
+                continue
+            try:
+                found = await self.store.read(lambda conn: queries.stops_of(conn, list(running)))
+            except HarnessError:
+                continue
+            for turn, reason in found:
+                now = running[turn].running
+                if now is not None and now.turn == turn and now.stop is None:
+                    now.put(Stop(reason))  # type: ignore[arg-type]
+
+
+_hosts: dict[str, Host] = {}
+_opening: dict[str, asyncio.Lock] = {}
+
+
+async def implicit_host(data_dir: str | None) -> Host:
+    """The host of this process on a data dir: made when first asked for, closed at the end of the interpreter."""
+    path = os.path.realpath(os.path.abspath(data_dir) if data_dir else state_dir())
+    async with _opening.setdefault(path, asyncio.Lock()):
+        if path not in _hosts:
+            _hosts[path] = await Host.open(path)
+            if len(_hosts) == 1:
+                portal.on_exit(_close_all)
+        return _hosts[path]
+
+
+async def _close_all() -> None:
+    hosts = list(_hosts.values())
+    _hosts.clear()
+    await asyncio.gather(*(host.close() for host in hosts), return_exceptions=True)
+
+
+def _forked() -> None:
+    _hosts.clear()
+    _opening.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

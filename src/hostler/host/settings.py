@@ -1,0 +1,60 @@
+"""What an operator may set, from the environment. Durations in seconds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``HOSTLER_PARK_TTL``: how long a parked program is kept. ``HOSTLER_ORPHAN_TTL``: how long a turn goes on without
+    a host. ``HOSTLER_MAX_RUNTIMES``: programs at once. ``HOSTLER_APPROVAL_TTL``: how long a question waits for its
+    answer, then it is denied."""
+
+    park_ttl: float = 900.0
+    orphan_ttl: float = 600.0
+    max_runtimes: int = 8
+    approval_ttl: float = 600.0
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        return cls(
+            park_ttl=_number(environ, "HOSTLER_PARK_TTL", 900.0),
+            orphan_ttl=_number(environ, "HOSTLER_ORPHAN_TTL", 600.0),
+            max_runtimes=int(_number(environ, "HOSTLER_MAX_RUNTIMES", _by_memory())),
+            approval_ttl=_number(environ, "HOSTLER_APPROVAL_TTL", 600.0),
+        )
+
+
+def state_dir(environ: Mapping[str, str] = os.environ) -> str:
+    """The data dir of the implicit host; never relative to the current directory."""
+    if given := environ.get("HOSTLER_STATE_DIR"):
+        return os.path.abspath(os.path.expanduser(given))
+    base = environ.get("XDG_STATE_HOME") or ""
+    if not os.path.isabs(base):
+        base = os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(base, "hostler")
+
+
+def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+    raw = environ.get(name)
+    if raw is None or raw == "":
+        return default
+    try:
+        value = float(raw)
+        if value > 0:
+            return value
+    except ValueError:
+        pass
+    raise ValueError(f"{name} must be a positive number, not {raw!r}.")
+
+
+def _by_memory() -> float:
+    """One program a GB of memory, at least 2, at most 64."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 8
+    return float(max(2, min(64, total // (1 << 30))))

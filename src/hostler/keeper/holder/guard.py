@@ -1,0 +1,155 @@
+"""The keeper's side of the init process: starts it in the strongest form that this machine has, and ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from . import init, tree
+from .loop import log
+
+PIDNS, GUARDIAN = "pidns", "guardian"
+_CREDENTIALS = struct.Struct("3i")
+_WAIT = 5.0
+
+
+class StartFailed(Exception):
+    """``step`` and ``code`` (errno) say what could not be done."""
+
+    def __init__(self, step: str, code: int) -> None:
+        super().__init__(step, code)
+        self.step = step
+        self.code = code
+
+
+@dataclass
+class Guard:
+    """A running init process, not yet with a program."""
+
+    kind: str
+    pid: int
+    control: socket.socket
+    program: int = 0
+
+    def spawn(self, argv: list[str], env: dict[str, str], cwd: str) -> tuple[int, int, int]:
+        """Start the program; the keeper's ends of its stdin, stdout, stderr."""
+        (in_r, in_w), (out_r, out_w), (err_r, err_w), (spec_r, spec_w) = (os.pipe() for _ in range(4))
+        socket.send_fds(self.control, [b"spawn"], [spec_r, in_r, out_w, err_w])
+        for fd in (spec_r, in_r, out_w, err_w):
+            os.close(fd)
+        with open(spec_w, "w") as file:
+            json.dump({"argv": argv, "env": env, "cwd": cwd}, file)
+        message: dict[str, Any] = {}
+        while "started" not in message:
+            message, sender = self._receive()
+            if not message:
+                self.program = sender
+            if "error" in message:
+                raise StartFailed(message["step"], message["error"])
+        self.control.setblocking(False)
+        return in_w, out_r, err_r
+
+    def message(self) -> dict[str, Any] | None:
+        """What init says; None when it is gone."""
+        try:
+            return self._receive()[0]
+        except (OSError, EOFError):
+            return None
+
+    def signal(self, number: int) -> None:
+        """To the program. The caller knows that it has not ended."""
+        tree.send([self.program], number)
+
+    def processes(self) -> set[int]:
+        """Everything that runs below init."""
+        return tree.descendants(self.pid)
+
+    def destroy(self, mark: str) -> None:
+        """Nothing of the program's tree is left after this."""
+        if self.kind == GUARDIAN:
+            tree.kill_all(lambda: (self.processes() | tree.marked(mark)) - {self.pid}, 2.0)
+        tree.send([self.pid], signal.SIGKILL)
+        deadline = time.monotonic() + 3.0
+        while self.pid not in [pid for pid, _ in tree.reap()] and tree.started(self.pid):
+            if time.monotonic() > deadline:
+                log("the init process does not end")
+                break
+            time.sleep(0.002)
+        tree.kill_all(lambda: tree.descendants(os.getpid()) | tree.marked(mark), 1.0, lambda pid, code: None)
+
+    def _receive(self) -> tuple[dict[str, Any], int]:
+        data, ancillary, _, _ = self.control.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if not data:
+            raise EOFError("the init process ended")
+        sender = 0
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                sender = _CREDENTIALS.unpack(content)[0]
+        return json.loads(data), sender
+
+
+def start(mark: str, only: str | None) -> Guard:
+    """A pid namespace where the system lets us have one, else a guardian; ``only`` forces one of them."""
+    if only != GUARDIAN:
+        try:
+            return _start(PIDNS, mark)
+        except (OSError, EOFError) as error:
+            log(f"no pid namespace here ({error}): the guardian it is")
+            tree.reap()
+            if only == PIDNS:
+                raise
+    return _start(GUARDIAN, mark)
+
+
+def _start(kind: str, mark: str) -> Guard:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    ours.settimeout(_WAIT)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            if kind == GUARDIAN:
+                init.serve(theirs, namespace=False, mark=mark)
+            _enter(theirs, mark)
+        finally:
+            os._exit(1)
+    theirs.close()
+    guard = Guard(kind, pid, ours)
+    try:
+        if kind == PIDNS:
+            # The process in between names its child and ends: the child comes to us, a subreaper.
+            guard.pid = _expect(guard, "init")
+            os.waitpid(pid, 0)
+            ours.send(b"go")
+        _expect(guard, "ready")
+    except BaseException:
+        tree.send([guard.pid], signal.SIGKILL)
+        ours.close()
+        raise
+    return guard
+
+
+def _expect(guard: Guard, key: str) -> int:
+    message, _ = guard._receive()
+    if key not in message:
+        raise OSError(message.get("failed", "the init process does not start"))
+    return int(message[key])
+
+
+def _enter(control: socket.socket, mark: str) -> None:
+    """In the process between keeper and init."""
+    try:
+        init.unshare()
+        pid = os.fork()
+        if pid == 0:
+            init.serve(control, namespace=True, mark=mark)
+        control.send(json.dumps({"init": pid}).encode())
+    except OSError as error:
+        control.send(json.dumps({"failed": str(error)}).encode())

@@ -1,0 +1,151 @@
+"""Starting keepers, and ending what they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .address import KeeperAddress, KeeperSpec
+from .errors import KeeperError, ProgramNotStarted
+from .holder import tree
+
+_HOLDER = str(Path(__file__).parent / "holder")
+_START = 10.0
+_GUARD_ENV = "HOSTLER_GUARD"
+_MAX_SOCKET_PATH = 100  # sun_path holds 107 bytes
+_SWEEP = 4.0
+
+
+async def start(spec: KeeperSpec, model_socket: socket.socket | None) -> KeeperAddress:
+    """Start a keeper with its program. ``model_socket`` is a listening socket, the program's model address; the caller
+    may close his copy afterwards. ProgramNotStarted when the program cannot be executed."""
+    starting = asyncio.create_task(asyncio.to_thread(_start, spec, model_socket))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(_discard)
+        raise
+
+
+def _discard(starting: asyncio.Task[KeeperAddress]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        destroy(starting.result())
+
+
+def _start(spec: KeeperSpec, model_socket: socket.socket | None) -> KeeperAddress:
+    os.makedirs(spec.dir, 0o700, exist_ok=True)
+    path = os.path.join(runtime_dir(), f"k-{secrets.token_hex(8)}.sock")
+    token = secrets.token_hex(32)
+    config = {
+        "argv": spec.argv,
+        "env": {**spec.env, tree.MARK: spec.mark},
+        "cwd": spec.cwd,
+        "dir": spec.dir,
+        "socket": path,
+        "token": token,
+        "park_ttl": spec.park_ttl,
+        "orphan_ttl": spec.orphan_ttl,
+        "spool_limit": spec.spool_limit,
+        "hold_limit": spec.hold_limit,
+    }
+    model_fd = model_socket.fileno() if model_socket is not None else -1
+    argv = [sys.executable, "-I", "-S", "-X", "utf8", _HOLDER, spec.mark, os.environ.get(_GUARD_ENV, ""), str(model_fd)]
+    log_path = os.path.join(spec.dir, "keeper.log")
+    with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as log:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            # Not the app's environment: its secrets would be readable in that of the init process.
+            env={tree.MARK: spec.mark} | {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH") if k in os.environ},
+            pass_fds=[model_fd] if model_fd >= 0 else [],
+            start_new_session=True,
+        )
+    with process:
+        try:
+            # The token goes through a pipe: it is in no argument, no environment and no file.
+            output, _ = process.communicate(json.dumps(config).encode(), timeout=_START)
+            answer = json.loads(output)
+        except (subprocess.TimeoutExpired, ValueError, OSError) as error:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            late = isinstance(error, subprocess.TimeoutExpired)
+            what = f"is not ready after {_START:g} s" if late else "does not start"
+            raise KeeperError(f"the keeper {what} ({_tail(log_path) or 'it said nothing'}); log: {log_path}") from None
+    if "error" in answer:
+        raise _not_started(spec, answer)
+    return KeeperAddress(socket=path, token=token, mark=spec.mark, dir=spec.dir, **answer)
+
+
+def _not_started(spec: KeeperSpec, answer: dict[str, Any]) -> KeeperError:
+    code, step = int(answer["error"]), answer["step"]
+    reason = os.strerror(code) if code else ""
+    if step == "keeper":
+        return KeeperError(f"the keeper cannot start: {answer.get('text') or reason}")
+    if step == "cwd":
+        return ProgramNotStarted(f"the working directory {spec.cwd!r} cannot be entered: {reason}", code)
+    return ProgramNotStarted(f"the program {spec.argv[0]!r} cannot be executed: {reason}", code)
+
+
+def _tail(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")[-2000:].strip()
+    except OSError:
+        return ""
+
+
+def runtime_dir() -> str:
+    """The private folder for sockets, made if missing; the path is short, because socket paths must be."""
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if base and len(os.path.join(base, "hostler", "k-0123456789abcdef.sock").encode()) <= _MAX_SOCKET_PATH:
+        with contextlib.suppress(OSError, KeeperError):
+            return _private(os.path.join(base, "hostler"))
+    try:
+        return _private(f"/tmp/hostler-{os.geteuid()}")
+    except OSError as error:
+        raise KeeperError(f"no folder for the keeper's socket: {error}") from None
+
+
+def _private(path: str) -> str:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise KeeperError(
+            f"{path} must be a directory of this user that nobody else may enter"
+            f" (owner {found.st_uid}, mode {stat.filemode(found.st_mode)}); remove it or set XDG_RUNTIME_DIR"
+        )
+    return path
+
+
+def alive(address: KeeperAddress) -> bool:
+    """Whether that very keeper process still runs."""
+    return tree.started(address.pid) == address.start
+
+
+def sweep(mark: str) -> int:
+    """Kill every process that carries HOSTLER_RUN=``mark``; how many there were. For what a dead keeper has left."""
+    return tree.kill_all(lambda: tree.marked(mark), _SWEEP)
+
+
+def destroy(address: KeeperAddress) -> int:
+    """Kill the keeper, dead or alive, and with it everything that it holds; the last resort, without any grace."""
+    deadline = time.monotonic() + _SWEEP
+    while alive(address) and time.monotonic() < deadline:
+        tree.send([address.pid], signal.SIGKILL)
+        time.sleep(0.003)
+    with contextlib.suppress(OSError):
+        os.unlink(address.socket)
+    return sweep(address.mark)

@@ -1,0 +1,226 @@
+"""The resume ladder: attach to the living program, else bring its own history back in a new process, else say why not."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import keeper
+from .endpoint import Route
+from .keeper import KeeperAddress, KeeperError, KeeperSpec
+from .program import Program
+from .progress import Progress, begun
+from .types.errors import HarnessError, HarnessInstallFailed, SandboxError, SessionLost
+from .types.runtime import LaunchContext, Runtime
+from .types.sandbox import Sandbox
+from .workspace import SessionDirs, native
+from .workspace.confined import Root
+
+MARK = "HOSTLER_RUN"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the store knows of a session's program and history."""
+
+    key: str
+    native_id: str | None
+    new_id: str
+    finished: int
+    program: dict[str, Any] | None
+    progress: dict[str, Any] | None
+    frame: int
+    native: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and how the session's program runs; the same on every turn."""
+
+    runtime: Runtime
+    sandbox: Sandbox
+    dirs: SessionDirs
+    rules: Mapping[str, Any]
+    route: Route
+    approvals: bool
+    tool_names: tuple[str, ...]
+    park_ttl: float
+    orphan_ttl: float
+
+    def fingerprint(self) -> str:
+        """Changes when a live program cannot go on under these rules."""
+        per_launch = {k: v for k, v in self.rules.items() if k not in _PER_TURN}
+        rules = [per_launch, self.route.model, self.route.wire, self.sandbox.workdir, self.approvals, self.tool_names]
+        return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:32]
+
+
+_PER_TURN = ("timeout", "max_cost", "metadata", "api_base")
+
+
+def may_resume(stored: Stored, place: Place) -> str | None:
+    """Which rung a resume would reach, without starting anything. Raises SessionLost."""
+    if stored.program and keeper.alive(_address(stored.program)):
+        return "attached"
+    if native_id := _native_id(stored, place):
+        return "native" if native_id else None
+    return None
+
+
+async def attach(
+    stored: Stored, place: Place, *, epoch: int, holder: str, upstream: str
+) -> tuple[Program, Progress] | None:
+    """The living program, taken over; None when there is none to take (its remains are swept)."""
+    if not stored.program or not stored.progress:
+        return None
+    address = _address(stored.program)
+    try:
+        held = await keeper.attach(address, epoch=epoch, holder=holder, after=stored.frame, upstream=upstream)
+    except KeeperError as error:
+        if getattr(error, "reason", None) in ("stale", "protocol"):
+            raise
+        await asyncio.to_thread(keeper.sweep, address.mark)
+        return None
+    program = Program(held, epoch=epoch, token=stored.program["token"], fingerprint=stored.program["fingerprint"])
+    progress = Progress.from_dict(stored.progress)
+    if progress.version != place.runtime.codec.version:
+        await program.end()
+        return None
+    await program.send(progress.owed)
+    return program, progress
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A program that was just started and has not been attached to."""
+
+    address: KeeperAddress
+    token: str
+    fingerprint: str
+    progress: Progress
+    resumed: str | None
+
+    def stored(self) -> dict[str, Any]:
+        return {"address": self.address.to_dict(), "token": self.token, "fingerprint": self.fingerprint}
+
+
+async def launch(stored: Stored, place: Place, *, tool_url_path: str | None, tool_token: str | None) -> Launched:
+    """Start the program: with its own history when the session has one, else fresh. Raises set-up errors."""
+    runtime, sandbox, dirs, rules = place.runtime, place.sandbox, place.dirs, place.rules
+    if not os.path.isdir(sandbox.workdir):
+        raise SandboxError(
+            f"The working directory of session {stored.key!r} is gone: {sandbox.workdir}. Put it back, or begin a new session."
+        )
+    argv = runtime.find(rules["options"], sandbox.which)
+    for folder in (dirs.home, dirs.tmp):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    native_id = await asyncio.to_thread(_restore, stored, place)
+    token = secrets.token_urlsafe(24)
+    mark = secrets.token_hex(16)
+    listener = sandbox.listen()
+    try:
+        url = "http://{}:{}".format(*listener.getsockname()[:2])
+        context = LaunchContext(
+            program=argv,
+            home=dirs.home,
+            tmp=dirs.tmp,
+            workdir=sandbox.workdir,
+            files_dir=dirs.launch,
+            model=place.route.model,
+            model_url=url,
+            token=token,
+            resume=native_id,
+            new_id=stored.new_id,
+            instructions=rules["instructions"],
+            permissions=rules["permissions"],
+            confined=sandbox.confined,
+            allow=tuple(rules["allow"]),
+            deny=tuple(rules["deny"]),
+            disable_tools=tuple(rules["disable_tools"]),
+            approvals=place.approvals,
+            max_turns=rules["max_turns"],
+            effort=rules["effort"],
+            output_schema=rules.get("output"),
+            tool_url=url + tool_url_path if tool_url_path else None,
+            tool_token=tool_token,
+            mcp_servers=rules["mcp_servers"],
+            options=rules["options"],
+        )
+        plan = runtime.launch(context)
+        await asyncio.to_thread(_write_files, dirs, plan.files)
+        env = {**sandbox.environment(home=dirs.home, tmp=dirs.tmp), **plan.env}
+        spec = KeeperSpec(
+            argv=sandbox.command(plan.argv, env, sandbox.workdir),
+            env=env,
+            cwd=sandbox.workdir,
+            dir=os.path.join(dirs.private, "keeper", mark[:12]),
+            mark=mark,
+            park_ttl=place.park_ttl,
+            orphan_ttl=place.orphan_ttl,
+        )
+        try:
+            address = await keeper.start(spec, listener)
+        except KeeperError as error:
+            raise HarnessInstallFailed(f"{runtime.name} does not start: {error}") from error
+    finally:
+        listener.close()
+    progress = begun(runtime.codec, runtime.codec.start(context))
+    return Launched(address, token, place.fingerprint(), progress, "native" if native_id else None)
+
+
+async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) -> Program:
+    """Attach to a program just started and say what it must hear first."""
+    try:
+        held = await keeper.attach(launched.address, epoch=epoch, holder=holder, after=0, upstream=upstream)
+    except KeeperError as error:
+        raise HarnessError(f"The keeper of a program just started cannot be reached: {error}") from error
+    program = Program(held, epoch=epoch, token=launched.token, fingerprint=launched.fingerprint)
+    await program.send(launched.progress.owed)
+    return program
+
+
+def _native_id(stored: Stored, place: Place) -> str | None:
+    """The conversation to go on with, or None for a new one. Raises SessionLost when there should be one."""
+    if stored.native_id is None and not stored.finished:
+        return None
+    native_id = stored.native_id or stored.new_id
+    found = native.check(place.dirs.home, place.runtime.native_files, native_id, stored.native)
+    if found == "ok" or (found != "lost" and stored.native):
+        return native_id
+    if not stored.finished:
+        return None  # its first turn never came to a history
+    raise SessionLost(
+        f"Session {stored.key!r} cannot be resumed: the history of {place.runtime.name} ({native_id}) is "
+        f"{found}, in its home and among the saved files. Begin a new session; hostler never starts fresh under an old key."
+    )
+
+
+def _restore(stored: Stored, place: Place) -> str | None:
+    native_id = _native_id(stored, place)
+    if (
+        native_id is not None
+        and native.check(place.dirs.home, place.runtime.native_files, native_id, stored.native) != "ok"
+    ):
+        assert stored.native is not None
+        native.restore(place.dirs.native, place.dirs.home, stored.native)
+    return native_id
+
+
+def _write_files(dirs: SessionDirs, files: Mapping[str, str]) -> None:
+    os.makedirs(dirs.launch, mode=0o700, exist_ok=True)
+    for path, text in files.items():
+        for base in (dirs.home, dirs.launch):
+            if path.startswith(base + os.sep):
+                Root(base).write(os.path.relpath(path, base), [text.encode()], mode=0o600)
+                break
+        else:
+            raise ValueError(f"A runtime wants to write {path}, outside its home and its files_dir.")
+
+
+def _address(program: Mapping[str, Any]) -> KeeperAddress:
+    return KeeperAddress.from_dict(program["address"])

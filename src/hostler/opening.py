@@ -1,0 +1,163 @@
+"""How a session comes to be: made under a new key, or found again from its State."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Row
+
+from . import ladder
+from .host import Host, implicit_host
+from .host.live import LiveSession, stored_of
+from .runtimes import runtime_for
+from .sandbox import auto
+from .session import SessionCore, refuse_unbuilt
+from .store import queries
+from .types.errors import CapabilityUnsupported, OptionsMismatch, SandboxError, SessionLost, StateIncompatible
+from .types.options import Options
+from .types.runtime import AcpAgent, Harness, Runtime, check_harness
+from .types.sandbox import Sandbox
+from .types.state import State
+from .workspace import SessionDirs, check_apart
+
+
+async def open_session(
+    harness: Harness | AcpAgent, given: Mapping[str, Any], *, ephemeral: bool = False
+) -> SessionCore:
+    """A new session with a generated key on the implicit host."""
+    checked = check_harness(harness)
+    options = Options.of(given)
+    refuse_unbuilt(options)
+    runtime = runtime_for(checked)
+    refuse_unheld(runtime, options)
+    host = await implicit_host(options.state_dir)
+    key = f"s-{uuid.uuid4().hex}"
+    dirs = SessionDirs.of(host.data_dir, key)
+    sandbox, owned = await _sandbox(options.sandbox, dirs, host)
+    row = await host.store.write(
+        lambda conn: queries.create_session(
+            conn,
+            key=key,
+            harness=runtime.name,
+            new_id=str(uuid.uuid4()),
+            workdir=sandbox.workdir,
+            owned=owned,
+            rules=options.rules(),
+            callables=options.callables(),
+            now=time.time(),
+        )
+    )
+    live = LiveSession(host, row, runtime, sandbox, dirs, options)
+    live.check(options.rules())
+    host.sessions[live.id] = live
+    return SessionCore(live, ephemeral=ephemeral)
+
+
+async def resume_session(state: State, given: Mapping[str, Any]) -> SessionCore:
+    """The session that ``state`` names. Raises StateIncompatible, SessionLost, OptionsMismatch; starts nothing."""
+    if not isinstance(state, State):
+        raise TypeError(f"agent_resume takes a State (State.loads(bytes) reads one), not {type(state).__name__}.")
+    options = Options.of(given)
+    refuse_unbuilt(options)
+    host = await implicit_host(options.state_dir)
+    row = await host.store.read(lambda conn: queries.find_session(conn, state.session))
+    if row is None:
+        raise SessionLost(
+            f"Session {state.session!r} is not in the store {host.data_dir}. Resume it with the state_dir that it was made with."
+        )
+    runtime = _same_program(state, row)
+    if state.native_id is not None and state.native_id not in row.native_ids:
+        raise StateIncompatible(
+            f"Session {state.session!r} never had the native id {state.native_id!r} that this state names."
+        )
+    if state.workdir != row.workdir and not row.owned:
+        raise StateIncompatible(f"Session {state.session!r} works in {row.workdir}, this state says {state.workdir}.")
+    if missing := sorted(set(row.callables) - set(options.callables())):
+        raise OptionsMismatch(
+            f"Session {state.session!r} was made with {', '.join(missing)}; pass the same to agent_resume. "
+            "Functions cannot be stored."
+        )
+    dirs = SessionDirs.of(host.data_dir, state.session)
+    sandbox = await _same_sandbox(options, row, dirs, host)
+    rules = {**row.rules, **{name: value for name, value in options.rules().items() if name in given}}
+    if rules != row.rules or options.callables() != row.callables:
+        await host.store.write(lambda conn: queries.change_rules(conn, row.id, rules, options.callables()))
+        row = await host.store.read(lambda conn: queries.get_session(conn, row.id))
+    live = host.sessions.get(row.id)
+    if live is None:
+        live = LiveSession(host, row, runtime, sandbox, dirs, options)
+        live.resumed = await asyncio.to_thread(ladder.may_resume, stored_of(row), live.check(rules))
+        host.sessions[row.id] = live
+        live.serve()  # a turn that a dead host left is brought to its Done
+    return SessionCore(live)
+
+
+def refuse_unheld(runtime: Runtime, options: Options) -> None:
+    """Refuse rules that this program cannot hold, before it starts."""
+    can = runtime.capabilities
+    wrong = None
+    if options.permissions not in can.permissions:
+        wrong = f"permissions={options.permissions!r} (it can hold: {', '.join(map(repr, can.permissions))})"
+    for name, given, able in (
+        ("on_approval", options.on_approval is not None, can.approvals),
+        ("instructions", options.instructions is not None, can.instructions),
+        ("mcp_servers", bool(options.mcp_servers), can.mcp_servers),
+        ("disable_tools", bool(options.disable_tools), can.disable_tools),
+        ("allow", bool(options.allow), can.allow_deny),
+        ("deny", bool(options.deny), can.allow_deny),
+        ("effort", options.effort is not None, can.effort),
+        ("max_turns", options.max_turns is not None, can.max_turns),
+    ):
+        if given and not able:
+            wrong = wrong or name
+    if wrong:
+        raise CapabilityUnsupported(f"{runtime.name} cannot hold {wrong}. Leave it out, or choose another program.")
+
+
+def _same_program(state: State, row: Row[Any]) -> Runtime:
+    if state.harness != row.harness:
+        raise StateIncompatible(
+            f"Session {state.session!r} is one of {row.harness!r}, this state says {state.harness!r}."
+        )
+    return runtime_for(row.harness)
+
+
+async def _sandbox(given: Any, dirs: SessionDirs, host: Host) -> tuple[Sandbox, bool]:
+    """The sandbox to use, and whether its workspace is the session's own."""
+    if given is None:
+        given = auto
+    if hasattr(given, "workdir") and hasattr(given, "command"):
+        check_apart(host.data_dir, given.workdir)
+        return given, given.workdir == dirs.session
+    if not callable(given):
+        raise TypeError(f"sandbox must be a sandbox or a factory such as sandbox.local, not {given!r}.")
+    dirs.make()
+    made = given(dirs.workspace())
+    if inspect.isawaitable(made):
+        made = await made
+    if not hasattr(made, "workdir") or not hasattr(made, "command"):
+        raise SandboxError(f"The sandbox factory {given!r} gave {made!r}, which is not a sandbox.")
+    check_apart(host.data_dir, made.workdir)
+    return made, os.path.realpath(made.workdir) == os.path.realpath(dirs.session)
+
+
+async def _same_sandbox(options: Options, row: Row[Any], dirs: SessionDirs, host: Host) -> Sandbox:
+    if options.sandbox is None and not row.owned:
+        if not os.path.isdir(row.workdir):
+            raise SandboxError(
+                f"The working directory of session {row.key!r} is gone: {row.workdir}. Put it back, or begin a new session."
+            )
+        return auto(row.workdir)
+    sandbox, owned = await _sandbox(options.sandbox, dirs, host)
+    if owned != row.owned or (not owned and sandbox.workdir != row.workdir):
+        raise StateIncompatible(
+            f"Session {row.key!r} works in {'its own workspace' if row.owned else row.workdir}; the sandbox passed to "
+            f"agent_resume works in {sandbox.workdir}."
+        )
+    return sandbox

@@ -1,0 +1,122 @@
+"""One live program as a host holds it: its keeper connection, what it says, and what is said to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from .keeper import Held, KeeperError
+from .progress import Item
+from .types.runtime import Frame, Send
+
+_AHEAD = 64  # batches that are read ahead of the store
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The connection to the keeper ended: it died, or a host with a newer epoch took over."""
+
+    error: Exception
+
+
+class Program:
+    """Frames of the program, model calls of the endpoint and commands from outside, in one stream of items."""
+
+    def __init__(self, held: Held, *, epoch: int, token: str, fingerprint: str) -> None:
+        self.epoch = epoch
+        self.token = token
+        self.fingerprint = fingerprint
+        self._held = held
+        self._items: list[Item | Gone] = []
+        self._wake = asyncio.Event()
+        self._room = asyncio.Semaphore(_AHEAD)
+        self._batches = 0
+        self.gone: Exception | None = None
+        self._pump = asyncio.create_task(self._read(), name="hostler-program-pump")
+
+    async def _read(self) -> None:
+        try:
+            async for batch in self._held.batches():
+                await self._room.acquire()
+                self._batches += 1
+                self._items.extend(batch)
+                self._wake.set()
+            self.gone = KeeperError("The connection to the keeper was closed.")
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self.gone = error
+        self._items.append(Gone(self.gone))
+        self._wake.set()
+
+    def put(self, item: Item) -> None:
+        """A model call or a command, behind all frames that have arrived."""
+        self._items.append(item)
+        self._wake.set()
+
+    def put_back(self, items: Sequence[Item | Gone]) -> None:
+        """Items that belong to the next turn."""
+        self._items[:0] = items
+
+    def ready(self) -> list[Item | Gone]:
+        """What has arrived."""
+        items, self._items = self._items, []
+        self._wake.clear()
+        for _ in range(self._batches):
+            self._room.release()
+        self._batches = 0
+        return items
+
+    async def items(self) -> list[Item | Gone]:
+        """What has arrived, at least one."""
+        while not self._items:
+            self._wake.clear()
+            await self._wake.wait()
+        return self.ready()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can take another turn, as far as it has been heard."""
+        return self.gone is None and not any(
+            isinstance(i, Gone) or (isinstance(i, Frame) and i.kind == "exit") for i in self._items
+        )
+
+    async def send(self, sends: Sequence[Send]) -> None:
+        for send in sends:
+            await self._held.send(send.key, send.data)
+
+    async def open_turn(self) -> None:
+        await self._held.open_turn()
+
+    async def close_turn(self, frame: int) -> None:
+        """All up to ``frame`` is in the store and the turn is over."""
+        await self._held.ack(frame, turn_done=True)
+
+    async def read_up_to(self, frame: int) -> None:
+        """All up to ``frame`` is in the store; the keeper may forget it."""
+        await self._held.ack(frame)
+
+    async def sweep_turn(self) -> None:
+        await self._held.sweep_turn()
+
+    async def end(self) -> None:
+        """End the program and its whole process tree, politely first."""
+        await self._stop(self._held.end)
+
+    async def kill(self) -> None:
+        """End the program and its whole process tree at once."""
+        await self._stop(self._held.kill)
+
+    async def detach(self) -> None:
+        """Leave it running under its keeper."""
+        await self._stop(self._held.detach)
+
+    async def _stop(self, how: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await how()
+        except KeeperError:
+            pass  # it is gone, or another host's by now
+        self._pump.cancel()
+        await asyncio.gather(self._pump, return_exceptions=True)
+        self.gone = self.gone or KeeperError("The program was let go.")

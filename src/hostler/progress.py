@@ -1,0 +1,193 @@
+"""How far a session's program was read: the pure fold around a codec that a crash may cut at any item."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .types.events import Event, ModelCall, Notice, Retract, Text, ToolCall
+from .types.result import ErrorInfo
+from .types.runtime import (
+    Codec,
+    Command,
+    Ended,
+    Folded,
+    Frame,
+    Identified,
+    In,
+    Prompt,
+    Send,
+    StepStarted,
+    Unfit,
+)
+
+_STDERR = 4096  # bytes of the program's stderr that are kept for errors
+_VERSION = 1
+
+Item = Frame | ModelCall | Command
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is stored with every step: the codec's state, the inputs that the program's log does not show yet
+    (``owed``; sent again after a crash), the open turn, what was counted in it, and the state of the masking."""
+
+    codec: dict[str, Any]
+    version: int
+    owed: tuple[Send, ...] = ()
+    turn: str | None = None
+    steps: int = 0
+    stop: str | None = None
+    stderr: bytes = b""
+    exited: int | None = None
+    frame: int = 0
+    masking: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "v": _VERSION,
+            "codec": self.codec,
+            "codec_version": self.version,
+            "owed": [[s.key, _text(s.data)] for s in self.owed],
+            "turn": self.turn,
+            "steps": self.steps,
+            "stop": self.stop,
+            "stderr": _text(self.stderr),
+            "exited": self.exited,
+            "frame": self.frame,
+            "masking": self.masking,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Progress:
+        return cls(
+            data["codec"],
+            data["codec_version"],
+            tuple(Send(key, _bytes(text)) for key, text in data["owed"]),
+            data["turn"],
+            data["steps"],
+            data["stop"],
+            _bytes(data["stderr"]),
+            data["exited"],
+            data["frame"],
+            data["masking"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one item gave. ``end`` is set when the turn is over, ``unfit`` when the program must not go on."""
+
+    progress: Progress
+    events: tuple[tuple[Event, str | None], ...] = ()
+    sends: tuple[Send, ...] = ()
+    native_id: str | None = None
+    end: Ended | None = None
+    unfit: str | None = None
+
+
+def begun(codec: Codec, folded: Folded) -> Progress:
+    """The progress of a program that was just started."""
+    return Progress(folded.state, codec.version, owed=folded.sends)
+
+
+def advance(codec: Codec, progress: Progress, item: Item) -> Step:
+    """Fold one item: a frame of the program's log, a model call that the endpoint saw, or a command from outside."""
+    if isinstance(item, Frame):
+        progress = replace(progress, frame=item.no)
+        if item.kind == "in":
+            progress = replace(progress, owed=tuple(s for s in progress.owed if s.key != item.key))
+        elif item.kind == "err":
+            progress = replace(progress, stderr=(progress.stderr + item.data)[-_STDERR:])
+        elif item.kind == "exit":
+            progress = replace(progress, exited=_exit_code(item.data))
+        folded = _fold(codec, progress, item)
+    elif isinstance(item, ModelCall):
+        folded = _fold(codec, progress, item)
+        folded = replace(folded, events=(item, *folded.events))
+    else:
+        if isinstance(item, Prompt):
+            progress = replace(progress, turn=item.turn, steps=0, stop=None)
+        folded = codec.encode(progress.codec, item)
+    return _sorted(replace(progress, codec=folded.state, owed=progress.owed + folded.sends), folded)
+
+
+def _sorted(progress: Progress, folded: Folded) -> Step:
+    events: list[tuple[Event, str | None]] = []
+    native_id: str | None = None
+    end: Ended | None = None
+    unfit: str | None = None
+    for event in folded.events:
+        match event:
+            case Ended():
+                end = end or event
+            case Identified():
+                native_id = event.native_id
+            case StepStarted():
+                progress = replace(progress, steps=progress.steps + 1)
+            case Unfit():
+                unfit = event.message
+            case In():
+                events.append((event.event, event.parent))
+            case _:
+                events.append((event, None))
+    if progress.exited is not None and end is None and progress.turn is not None:
+        end = Ended("error", error=exit_error(progress))
+    return Step(progress, tuple(events), folded.sends, native_id, end, unfit)
+
+
+def _fold(codec: Codec, progress: Progress, item: Frame | ModelCall) -> Folded:
+    try:
+        return codec.fold(progress.codec, item)
+    except Exception as error:  # one frame that nobody foresaw must not cost the turn
+        seen = item.data[:200] if isinstance(item, Frame) else item
+        return Folded(progress.codec, (Notice("not_understood", f"{type(error).__name__}: {error}; seen: {seen!r}"),))
+
+
+def exit_error(progress: Progress) -> ErrorInfo:
+    """Why a program that ended in mid-turn did so, as far as it said."""
+    said = progress.stderr.decode(errors="replace").strip()
+    how = f"with code {progress.exited}" if (progress.exited or 0) >= 0 else f"by signal {-(progress.exited or 0)}"
+    return ErrorInfo(
+        "program_exited",
+        f"The program ended {how} in the middle of the turn, without a result."
+        + (f" Its last words: {said[-2000:]}" if said else " It wrote nothing to stderr."),
+        retryable=True,
+    )
+
+
+def text_of(events: Iterable[Event]) -> str:
+    """The answer that was streamed: the text after the last tool call, without what was retracted."""
+    pieces: dict[str, list[str]] = {}
+    for event in events:
+        if isinstance(event, Text):
+            pieces.setdefault(event.item, []).append(event.delta)
+        elif isinstance(event, Retract):
+            pieces.pop(event.item, None)
+        elif isinstance(event, ToolCall):
+            pieces.clear()
+    return "".join("".join(deltas) for deltas in pieces.values())
+
+
+def _exit_code(data: bytes) -> int:
+    try:
+        return int(data)
+    except ValueError:
+        return -1
+
+
+def _text(data: bytes) -> str:
+    """Bytes in JSON: as they are when they are text, else base64 behind a NUL."""
+    try:
+        text = data.decode()
+        if not text.startswith("\0"):
+            return text
+    except UnicodeDecodeError:
+        pass
+    return "\0" + base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text[1:]) if text.startswith("\0") else text.encode()

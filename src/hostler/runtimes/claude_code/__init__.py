@@ -1,0 +1,56 @@
+"""Claude Code, spoken to in stream-json on stdio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...types.runtime import Capabilities, Launch, LaunchContext, NativeFile
+from .. import programs
+from .codec import ClaudeCodec
+from .history import history
+from .launch import launch
+
+
+class ClaudeCode:
+    """The runtime of Claude Code."""
+
+    name = "claude_code"
+    capabilities = Capabilities(
+        permissions=("full", "read-only", "edit", "ask"),
+        approvals=True,
+        steer=True,
+        history=True,
+        instructions=True,
+        tools=True,
+        mcp_servers=True,
+        disable_tools=True,
+        allow_deny=True,
+        output=True,
+        max_turns=True,
+        effort=True,
+        images=True,
+    )
+    codec = ClaudeCodec()
+    native_files = (
+        NativeFile(".claude/projects/*/{id}.jsonl", "jsonl"),
+        NativeFile(".claude/projects/*/{id}/**", "file"),
+    )
+    wire = "anthropic"
+    id_pattern = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+
+    def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
+        if program := programs.given(options):
+            return program
+        if path := programs.bundled("claude_agent_sdk", "_bundled", "claude") or which("claude"):
+            return (path,)
+        raise programs.missing("Claude Code", '`pip install "hostler[claude]"`')
+
+    def launch(self, ctx: LaunchContext) -> Launch:
+        return launch(ctx)
+
+    def history(self, files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
+        return history(files, native_id)
+
+
+RUNTIME = ClaudeCode()

@@ -1,0 +1,118 @@
+"""How Claude Code is started: everything secret or long in files and environment, its configuration written anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ...types.errors import CapabilityUnsupported
+from ...types.runtime import Launch, LaunchContext
+from . import tools
+
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_KEEP_DAYS = 36500  # it deletes transcripts that are older than this at start-up; hostler keeps sessions, not it
+
+
+def launch(ctx: LaunchContext) -> Launch:
+    """Arguments, environment and files for one process that takes many turns on stdin."""
+    files = {f"{ctx.files_dir}/claude-settings.json": json.dumps(_settings(ctx))}
+    argv = [*ctx.program, "-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"]
+    argv += ["--include-partial-messages", "--forward-subagent-text", "--model", ctx.model]
+    # Project instructions are read from the added directory; settings, hooks, skills and agents of a project never are.
+    argv += ["--setting-sources", "", "--settings", f"{ctx.files_dir}/claude-settings.json"]
+    argv += ["--add-dir", ctx.workdir, "--strict-mcp-config"]
+    if ctx.resume:
+        argv += ["--resume", ctx.resume]
+    elif ctx.new_id:
+        argv += ["--session-id", ctx.new_id]
+    if ctx.instructions:
+        files[f"{ctx.files_dir}/claude-instructions.md"] = ctx.instructions
+        argv += ["--append-system-prompt-file", f"{ctx.files_dir}/claude-instructions.md"]
+    # Else the first launch's instructions would be used for ever, whatever a later one says.
+    argv += ["--system-prompt-snapshot", "off"]
+    if servers := _servers(ctx):
+        files[f"{ctx.files_dir}/claude-mcp.json"] = json.dumps({"mcpServers": servers})
+        argv += ["--mcp-config", f"{ctx.files_dir}/claude-mcp.json"]
+    argv += _permissions(ctx)
+    if ctx.max_turns is not None:
+        argv += ["--max-turns", str(ctx.max_turns)]
+    if ctx.effort is not None:
+        if ctx.effort not in EFFORTS:
+            raise CapabilityUnsupported(f"Claude Code knows the efforts {', '.join(EFFORTS)}, not {ctx.effort!r}.")
+        argv += ["--effort", ctx.effort]
+    return Launch(tuple(argv), _environment(ctx), files)
+
+
+def _permissions(ctx: LaunchContext) -> list[str]:
+    match ctx.permissions:
+        case "full":
+            return ["--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
+        case "edit" if ctx.confined:
+            return ["--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
+        case "edit":
+            names = ",".join((*tools.READERS, *tools.WRITERS, "Agent"))
+            return ["--tools", names, "--permission-mode", "acceptEdits", "--permission-prompts", "none"]
+        case "read-only":
+            names = ",".join((*tools.READERS, "Agent"))
+            return ["--tools", names, "--permission-mode", "dontAsk", "--permission-prompts", "none"]
+        case "ask":
+            return ["--permission-mode", "manual", "--permission-prompt-tool", "stdio"]
+
+
+def _settings(ctx: LaunchContext) -> dict[str, Any]:
+    allow = [tools.HOST, *tools.native_rules(ctx.allow)]
+    deny = [*tools.UNATTENDED, *tools.native_rules((*ctx.deny, *ctx.disable_tools))]
+    if ctx.permissions in ("edit", "read-only"):
+        allow += tools.READERS
+        deny += tools.NETWORK
+    return {
+        "permissions": {"allow": allow, "deny": deny},
+        "cleanupPeriodDays": _KEEP_DAYS,
+        "disableAllHooks": True,
+        "skipWebFetchPreflight": True,  # it would ask the vendor about every address
+    }
+
+
+def _servers(ctx: LaunchContext) -> dict[str, Any]:
+    servers = {name: dict(server) for name, server in ctx.mcp_servers.items()}
+    if ctx.tool_url:
+        servers["host"] = {
+            "type": "http",
+            "url": ctx.tool_url,
+            "headers": {"Authorization": f"Bearer {ctx.tool_token}"},
+        }
+    return servers
+
+
+def _environment(ctx: LaunchContext) -> Mapping[str, str]:
+    models = ("SMALL_FAST", "DEFAULT_HAIKU", "DEFAULT_SONNET", "DEFAULT_OPUS", "DEFAULT_FABLE")
+    env = {f"ANTHROPIC_{kind}_MODEL": ctx.model for kind in models} | {
+        "HOME": ctx.home,
+        "TMPDIR": ctx.tmp,
+        "CLAUDE_CONFIG_DIR": f"{ctx.home}/.claude",
+        "ANTHROPIC_BASE_URL": ctx.model_url,
+        "ANTHROPIC_AUTH_TOKEN": ctx.token,
+        "CLAUDE_CODE_SUBAGENT_MODEL": ctx.model,
+        "CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD": "1",
+        "CLAUDE_CODE_MAX_RETRIES": "2",
+        # Nothing but the model's address is called, and nothing but home and workspace is touched.
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "DISABLE_TELEMETRY": "1",
+        "DISABLE_ERROR_REPORTING": "1",
+        "CLAUDE_CODE_AUTO_CONNECT_IDE": "0",
+        "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",
+        # A turn ends with its result: nothing of it goes on behind.
+        "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+        "CLAUDE_CODE_DISABLE_CRON": "1",
+        "CLAUDE_CODE_DISABLE_WORKFLOWS": "1",
+        "CLAUDE_CODE_DISABLE_BUNDLED_SKILLS": "1",
+        # A gateway need not know the vendor's betas, and the caller's tools are offered at once, not after a search.
+        "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
+        "ENABLE_TOOL_SEARCH": "0",
+    }
+    if ctx.permissions == "full" or (ctx.permissions == "edit" and ctx.confined):
+        env["IS_SANDBOX"] = "1"  # else root is refused
+    return env

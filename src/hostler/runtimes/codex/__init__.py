@@ -1,0 +1,47 @@
+"""Codex, driven through its app-server on stdio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from hostler.runtimes.codex import history as _history
+from hostler.runtimes.codex import launch as _launch
+from hostler.runtimes.codex.codec import CodexCodec
+from hostler.types.runtime import Capabilities, Codec, Launch, LaunchContext, NativeFile
+
+
+class Codex:
+    """The Runtime of Codex."""
+
+    name = "codex"
+    wire: Literal["anthropic", "responses", "chat", "gemini"] = "responses"
+    id_pattern = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    native_files = (NativeFile(".codex/sessions/**/rollout-*-{id}.jsonl", "jsonl"),)
+    capabilities = Capabilities(
+        permissions=("full", "read-only", "edit", "ask"),
+        approvals=True,
+        steer=True,
+        history=True,
+        instructions=True,
+        tools=True,
+        mcp_servers=True,
+        disable_tools=True,
+        output=True,
+        max_turns=True,
+        effort=True,
+        images=True,
+    )
+    codec: Codec = CodexCodec()
+
+    def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
+        return _launch.find(options, which)
+
+    def launch(self, ctx: LaunchContext) -> Launch:
+        return _launch.launch(ctx)
+
+    def history(self, files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
+        return _history.history(files, native_id)
+
+
+RUNTIME = Codex()

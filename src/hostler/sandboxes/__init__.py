@@ -1,0 +1,1 @@
+"""The places where an agent program's processes can run."""

@@ -1,0 +1,237 @@
+"""The handle of one session, on the engine's side; `faces` gives it to sync and async callers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Unpack
+
+from .host.errors import raise_for_setup
+from .host.journal import Follower
+from .host.live import Call, LiveSession
+from .store import queries
+from .types.errors import CapabilityUnsupported, SessionClosed
+from .types.events import Approval, Done, Record, TurnEvent, is_turn_event
+from .types.options import Options, OptionsDict
+from .types.result import Result, Usage
+from .types.state import State
+from .workspace import native
+
+
+class SessionCore:
+    """A session as one caller holds it."""
+
+    def __init__(self, live: LiveSession, *, ephemeral: bool = False) -> None:
+        self._live = live
+        self._left: str | None = None
+        self.ephemeral = ephemeral
+
+    @property
+    def key(self) -> str:
+        """The session's key."""
+        return self._live.key
+
+    @property
+    def status(self) -> str:
+        """``running`` while a turn runs here, else ``idle``; ``closed``, ``detached`` or ``stopped`` once left."""
+        return self._left or ("running" if self._live.running is not None else "idle")
+
+    @property
+    def cost(self) -> float | None:
+        """US dollars of all turns so far; None when a price is unknown."""
+        return self._live.cost
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all turns so far."""
+        return self._live.usage
+
+    @property
+    def resumed(self) -> str | None:
+        """How a resumed session came by its program: ``"attached"`` or ``"native"``; None for a new session."""
+        return self._live.resumed
+
+    @property
+    def workdir(self) -> str:
+        """The working directory, as the agent sees it."""
+        return self._live.sandbox.workdir
+
+    async def run(
+        self, prompt: str, *, loop: asyncio.AbstractEventLoop | None, **options: Unpack[OptionsDict]
+    ) -> Result:
+        """Run one turn and give its Result, also when the turn failed (see ``stop_reason`` and ``error``).
+
+        Options hold for this call only. Raises set-up errors (`HarnessInstallFailed`, `SessionLost`, ...), `SessionBusy`
+        with ``on_busy="reject"``, and `SessionClosed` after ``close()``, ``detach()`` or ``stop()``.
+        """
+        source = await self.begin(prompt, loop=loop, **options)
+        events: list[TurnEvent] = []
+        while batch := await source.batch():
+            events += batch
+        done = events.pop()
+        assert isinstance(done, Done)
+        return replace(done.result, events=tuple(events))
+
+    async def begin(
+        self, prompt: str, *, loop: asyncio.AbstractEventLoop | None, **options: Unpack[OptionsDict]
+    ) -> TurnSource:
+        """Accept one turn; its events are read from what this returns."""
+        self._check_open()
+        if not isinstance(prompt, str):
+            raise TypeError(f"The prompt must be a string, not {type(prompt).__name__}.")
+        prompt.encode("utf-8", "strict")
+        given = Options.of(options)
+        refuse_unbuilt(given, self._live)
+        rules = {name: value for name, value in given.rules().items() if name in options}
+        for name in ("sandbox", "state_dir", "tools", "skills", "output"):
+            if name in options:
+                raise CapabilityUnsupported(f"{name} belongs to the session and cannot be changed for one call.")
+        call = Call(given.on_approval, given.on_event, loop, given.api_key)
+        on_busy = given.on_busy if "on_busy" in options else self._live.options.on_busy
+        if on_busy == "steer" and self._live.running is not None:
+            turn = self._live.steer(prompt)
+            found = await self._live.host.store.read(lambda conn: queries.get_turn(conn, turn))
+            assert found is not None
+        else:
+            if on_busy == "interrupt":
+                await self._live.stop_turn(None, "interrupted")
+            found = await self._live.accept(prompt, rules, call, reject_busy=on_busy == "reject", extra_body=None)
+        return TurnSource(self._live, found.id, found.first, cancel_on_leave=self.ephemeral)
+
+    async def follow(self, after: int | None = None) -> Follower:
+        """Records of the session's journal above ``after`` (None: from now on), gapless, until closed.
+
+        Raises ValueError for a number that this session has not reached."""
+        row = await self._live.host.store.read(lambda conn: queries.get_session(conn, self._live.id))
+        if after is not None and not 0 <= after <= row.seq:
+            raise ValueError(f"Session {self.key!r} has records 1 to {row.seq}; it cannot be followed from {after}.")
+        return self._live.host.journal.follow(self._live.id, row.seq if after is None else after)
+
+    async def cancel(self) -> None:
+        """End the running turn and those that wait, wherever they run. Returns when they have their `Done`."""
+        live = self._live
+        waiting = await live.host.store.read(lambda conn: queries.open_turns(conn, live.id))
+        await live.stop_turn(None, "cancelled")
+        for turn in waiting:
+            follower = live.host.journal.follow(live.id, turn.first - 1, turn.id)
+            while await follower.batch():
+                pass
+
+    async def state(self) -> State:
+        """The resume token, as of the last finished turn."""
+        live = self._live
+        row = await live.host.store.read(lambda conn: queries.get_session(conn, live.id))
+        return State(row.harness, row.native_id, row.key, row.workdir, row.rules["model"])
+
+    async def detach(self) -> State:
+        """Park the program, and leave a running turn to it; the sandbox stays. Gives the State to resume with."""
+        self._check_open()
+        await self._live.detach()
+        self._leave("detached")
+        return await self.state()
+
+    async def stop(self) -> State:
+        """End the turn and the program; gives the State to resume with."""
+        self._check_open()
+        await self._live.stop()
+        self._leave("stopped")
+        return await self.state()
+
+    async def close(self) -> None:
+        """End the turn and the program. A State taken earlier still resumes at the last finished turn."""
+        if self._left is None:
+            self._leave("closed")
+            await self._live.close()
+
+    async def history(self) -> list[dict[str, Any]]:
+        """The conversation as OpenAI-format messages. Raises CapabilityUnsupported where the program keeps none that
+        can be read."""
+        live = self._live
+        if not live.runtime.capabilities.history:
+            raise CapabilityUnsupported(f"{live.runtime.name} keeps no transcript that can be read.")
+        row = await live.host.store.read(lambda conn: queries.get_session(conn, live.id))
+        native_id = row.native_id or row.new_id
+        return await asyncio.to_thread(_history, live, native_id, row.native)
+
+    async def approvals(self) -> list[Approval]:
+        """The questions of the running turn that nobody has answered."""
+        running = self._live.running
+        return [self._bound(a) for a in running.approvals.values()] if running is not None else []
+
+    async def answer(self, id: str, allow: bool, reason: str | None = None) -> None:
+        """Answer an Approval. Raises HarnessError when it is not open."""
+        self._live.answer(id, allow, reason)
+
+    def _bound(self, approval: Approval) -> Approval:
+        return bind(self._live, approval)
+
+    def _check_open(self) -> None:
+        if self._left is not None:
+            raise SessionClosed(f"This handle of session {self.key!r} is {self._left}. Resume the session to go on.")
+
+    def _leave(self, how: str) -> None:
+        self._left = how
+        self._live.host.sessions.pop(self._live.id, None)
+
+
+class TurnSource:
+    """The events of one turn, read from the journal."""
+
+    def __init__(self, live: LiveSession, turn: str, first: int, *, cancel_on_leave: bool) -> None:
+        self._live = live
+        self._turn = turn
+        self._follower = live.host.journal.follow(live.id, first - 1, turn)
+        self._cancel_on_leave = cancel_on_leave
+
+    async def batch(self) -> list[TurnEvent]:
+        """The next events, at least one, the last of all is the `Done`. Raises set-up errors in its place."""
+        while records := await self._follower.batch():
+            events = [self._shown(r) for r in records if is_turn_event(r.event)]
+            if events and isinstance(events[-1], Done):
+                if self._cancel_on_leave:
+                    await self._live.close()
+                raise_for_setup(events[-1].result)
+            if events:
+                return events
+        return []
+
+    def _shown(self, record: Record) -> TurnEvent:
+        event: Any = record.event
+        if isinstance(event, Approval):
+            event = bind(self._live, event)
+        return event  # type: ignore[no-any-return]
+
+    async def cancel(self) -> None:
+        """End the turn."""
+        await self._live.stop_turn(self._turn, "cancelled")
+
+    async def leave(self) -> None:
+        self._follower.close()
+        if self._cancel_on_leave:
+            await self._live.close()
+
+
+def bind(live: LiveSession, approval: Approval) -> Approval:
+    """The Approval with its ``allow`` and ``deny`` at work."""
+    from . import portal
+
+    async def answer(allow: bool, reason: str | None) -> None:
+        async def on_engine() -> None:
+            live.answer(approval.id, allow, reason)
+
+        await portal.arun(on_engine())
+
+    return replace(approval, answer=answer)
+
+
+def refuse_unbuilt(options: Options, live: LiveSession | None = None) -> None:
+    """Options that no program can be given yet."""
+    for name in ("tools", "skills", "output"):
+        if getattr(options, name):
+            raise CapabilityUnsupported(f"{name} cannot be given to any program yet.")
+
+
+def _history(live: LiveSession, native_id: str, manifest: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    files = native.read(live.dirs.home, live.dirs.native, live.runtime.native_files, native_id, manifest)
+    return live.runtime.history(files, native_id) if files else []

@@ -1,0 +1,420 @@
+"""The queries: functions of a connection. Those that write a session name the epoch they hold."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+
+from ..types.errors import LeaseLost, SessionBusy, SessionLost
+from ..types.events import Accepted, Done, Event, Record, event_from_dict, event_to_dict, result_to_dict
+from ..types.result import Result, Usage
+from .schema import hosts, records, sessions, turns
+
+OPEN = ("queued", "running")
+NOBODY = ""  # the owner of a turn whose host has left
+Journalled = tuple[Event, str | None]  # an event and its parent
+IsDead = Callable[[Row[Any]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write one session and to speak to its program."""
+
+    session: int
+    key: str
+    holder: str
+    epoch: int
+
+
+# ---- hosts ----------------------------------------------------------------------------------------------------------
+
+
+def put_host(conn: Connection, *, id: str, machine: str, pid: int, lock: str, now: float) -> None:
+    conn.execute(insert(hosts).values(id=id, machine=machine, pid=pid, lock=lock, heartbeat=now))
+
+
+def beat(conn: Connection, host: str, now: float) -> None:
+    conn.execute(update(hosts).where(hosts.c.id == host).values(heartbeat=now))
+
+
+def remove_host(conn: Connection, host: str) -> None:
+    """Forget a host that holds nothing and owes nothing."""
+    held = conn.execute(select(sessions.c.id).where(sessions.c.holder == host, sessions.c.busy).limit(1)).first()
+    owed = conn.execute(select(turns.c.id).where(turns.c.owner == host, turns.c.status.in_(OPEN)).limit(1)).first()
+    if not held and not owed:
+        conn.execute(delete(hosts).where(hosts.c.id == host))
+
+
+def other_hosts(conn: Connection, host: str) -> Sequence[Row[Any]]:
+    return conn.execute(select(hosts).where(hosts.c.id != host)).all()
+
+
+# ---- sessions -------------------------------------------------------------------------------------------------------
+
+
+def create_session(
+    conn: Connection,
+    *,
+    key: str,
+    harness: str,
+    new_id: str,
+    workdir: str,
+    owned: bool,
+    rules: dict[str, Any],
+    callables: list[str],
+    now: float,
+) -> Row[Any]:
+    """Make the session; when the key exists already, give that one."""
+    if (found := find_session(conn, key)) is not None:
+        return found
+    conn.execute(
+        insert(sessions).values(
+            key=key,
+            harness=harness,
+            new_id=new_id,
+            native_ids=[new_id],
+            workdir=workdir,
+            owned=owned,
+            rules=rules,
+            callables=callables,
+            status="idle",
+            created=now,
+            updated=now,
+            epoch=0,
+            busy=False,
+            seq=0,
+            frame=0,
+            finished=0,
+            usage=asdict(Usage()),
+            cost=0.0,
+            unpriced=0,
+        )
+    )
+    row = find_session(conn, key)
+    assert row is not None
+    return row
+
+
+def find_session(conn: Connection, key: str) -> Row[Any] | None:
+    return conn.execute(select(sessions).where(sessions.c.key == key)).first()
+
+
+def get_session(conn: Connection, session: int) -> Row[Any]:
+    row = conn.execute(select(sessions).where(sessions.c.id == session)).first()
+    if row is None:
+        raise SessionLost("This session was deleted from the store.")
+    return row
+
+
+def list_sessions(conn: Connection) -> Sequence[Row[Any]]:
+    return conn.execute(select(sessions).order_by(sessions.c.updated.desc())).all()
+
+
+def change_rules(conn: Connection, session: int, rules: dict[str, Any], callables: list[str]) -> None:
+    conn.execute(
+        update(sessions).where(sessions.c.id == session).values(rules=rules, callables=callables, updated=time.time())
+    )
+
+
+def delete_session(conn: Connection, lease: Lease) -> None:
+    """Erase the session and all that belongs to it."""
+    _held(conn, lease)
+    for table, column in ((records, records.c.session), (turns, turns.c.session), (sessions, sessions.c.id)):
+        conn.execute(delete(table).where(column == lease.session))
+
+
+# ---- the lease ------------------------------------------------------------------------------------------------------
+
+
+def claim(conn: Connection, session: int, host: str, is_dead: IsDead) -> Lease | None:
+    """Take the session's lease, or None while a living host runs a turn in it."""
+    row = get_session(conn, session)
+    if row.busy and (row.holder == host or not _dead(conn, row.holder, is_dead)):
+        return None
+    epoch = row.epoch if row.holder == host and row.epoch else row.epoch + 1
+    conn.execute(update(sessions).where(sessions.c.id == session).values(holder=host, epoch=epoch, busy=True))
+    return Lease(session, row.key, host, epoch)
+
+
+def release(conn: Connection, lease: Lease, status: str) -> None:
+    conn.execute(_of(lease).values(busy=False, status=status))
+
+
+def disown(conn: Connection, session: int, host: str) -> None:
+    """Leave this host's lease and accepted turns of the session to whoever comes next."""
+    conn.execute(update(sessions).where(sessions.c.id == session, sessions.c.holder == host).values(holder=None))
+    conn.execute(
+        update(turns)
+        .where(turns.c.session == session, turns.c.owner == host, turns.c.status.in_(OPEN))
+        .values(owner=NOBODY)
+    )
+
+
+def _dead(conn: Connection, host: str | None, is_dead: IsDead) -> bool:
+    row = conn.execute(select(hosts).where(hosts.c.id == host)).first()
+    return row is None or is_dead(row)
+
+
+def _of(lease: Lease) -> Any:
+    return update(sessions).where(
+        sessions.c.id == lease.session, sessions.c.epoch == lease.epoch, sessions.c.holder == lease.holder
+    )
+
+
+def _held(conn: Connection, lease: Lease) -> Row[Any]:
+    row = get_session(conn, lease.session)
+    if row.epoch != lease.epoch or row.holder != lease.holder:
+        raise LeaseLost(
+            f"Session {lease.key!r} was taken over by another host (epoch {row.epoch}, this one held {lease.epoch})."
+        )
+    return row
+
+
+# ---- the inbox ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One accepted input. ``first`` is the number of its first record."""
+
+    id: str
+    session: int
+    key: str
+    owner: str
+    status: str
+    first: int
+    input: dict[str, Any]
+    stop: str | None
+    result: dict[str, Any] | None
+
+
+def _turn(row: Row[Any], key: str) -> Turn:
+    return Turn(row.id, row.session, key, row.owner, row.status, row.first, row.input, row.stop, row.result)
+
+
+def accept(
+    conn: Connection,
+    session: int,
+    *,
+    turn: str,
+    host: str,
+    input: dict[str, Any],
+    accepted: Accepted,
+    reject_busy: bool,
+    is_dead: IsDead,
+    now: float,
+) -> tuple[Turn, Lease | None, list[Record]]:
+    """Put an input into the inbox; when nothing is before it and the lease is free, it is claimed in the same step."""
+    row = get_session(conn, session)
+    waiting = conn.execute(
+        select(func.count()).select_from(turns).where(turns.c.session == session, turns.c.status.in_(OPEN))
+    ).scalar_one()
+    if reject_busy and (waiting or row.busy):
+        raise SessionBusy(f"Session {row.key!r} runs a turn already ({waiting} accepted). Try again when it is done.")
+    conn.execute(
+        insert(turns).values(
+            id=turn, session=session, owner=host, status="queued", accepted=now, first=row.seq + 1, input=input
+        )
+    )
+    lease = claim(conn, session, host, is_dead) if not waiting else None
+    if lease:
+        conn.execute(update(turns).where(turns.c.id == turn).values(status="running"))
+    written = _write(conn, row.key, session, row.seq, turn, [(accepted, None)], now)
+    conn.execute(update(sessions).where(sessions.c.id == session).values(seq=row.seq + 1, updated=now))
+    found = conn.execute(select(turns).where(turns.c.id == turn)).one()
+    return _turn(found, row.key), lease, written
+
+
+def next_turn(conn: Connection, session: int, host: str, is_dead: IsDead) -> tuple[Turn, Lease | None] | None:
+    """The turn at the head of the inbox, with the lease if it is this host's to run now (its own, or a dead owner's)."""
+    row = conn.execute(
+        select(turns).where(turns.c.session == session, turns.c.status.in_(OPEN)).order_by(turns.c.position).limit(1)
+    ).first()
+    if row is None:
+        return None
+    key = get_session(conn, session).key
+    if row.owner != host and not _dead(conn, row.owner, is_dead):
+        return _turn(row, key), None
+    lease = claim(conn, session, host, is_dead)
+    if lease:
+        conn.execute(update(turns).where(turns.c.id == row.id).values(status="running"))
+    return _turn(row, key), lease  # the status as it was: "running" means that it must be recovered
+
+
+def get_turn(conn: Connection, turn: str) -> Turn | None:
+    row = conn.execute(select(turns).where(turns.c.id == turn)).first()
+    return None if row is None else _turn(row, get_session(conn, row.session).key)
+
+
+def open_turns(conn: Connection, session: int) -> list[Turn]:
+    rows = conn.execute(
+        select(turns).where(turns.c.session == session, turns.c.status.in_(OPEN)).order_by(turns.c.position)
+    ).all()
+    key = get_session(conn, session).key
+    return [_turn(row, key) for row in rows]
+
+
+def request_stop(conn: Connection, session: int, turn: str | None, reason: str) -> list[str]:
+    """Note for whoever runs them that these turns should end; their ids."""
+    query = select(turns.c.id).where(turns.c.session == session, turns.c.status.in_(OPEN))
+    if turn is not None:
+        query = query.where(turns.c.id == turn)
+    ids = list(conn.execute(query).scalars())
+    if ids:
+        conn.execute(update(turns).where(turns.c.id.in_(ids), turns.c.stop.is_(None)).values(stop=reason))
+    return ids
+
+
+def stops_of(conn: Connection, ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Of these turns, those that somebody wants to end, and why."""
+    rows = conn.execute(select(turns.c.id, turns.c.stop).where(turns.c.id.in_(ids), turns.c.stop.is_not(None)))
+    return [(row.id, row.stop) for row in rows]
+
+
+# ---- the journal ----------------------------------------------------------------------------------------------------
+
+
+def append(
+    conn: Connection,
+    lease: Lease,
+    *,
+    turn: str,
+    events: Sequence[Journalled],
+    frame: int,
+    progress: dict[str, Any],
+    native_id: str | None,
+    now: float,
+) -> list[Record]:
+    """One step of a turn: what happened, how far the program's log was read, and what is open."""
+    values: dict[str, Any] = {"frame": frame, "progress": progress, "updated": now}
+    if native_id is not None:
+        values |= _named(conn, lease, native_id)
+    return _advance(conn, lease, turn, events, values, now)
+
+
+def _named(conn: Connection, lease: Lease, native_id: str) -> dict[str, Any]:
+    known = _held(conn, lease).native_ids
+    return {"native_id": native_id, "native_ids": known if native_id in known else [*known, native_id]}
+
+
+def note(conn: Connection, lease: Lease, *, turn: str | None, events: Sequence[Journalled], now: float) -> list[Record]:
+    """Records that change nothing else."""
+    return _advance(conn, lease, turn, events, {}, now)
+
+
+def set_program(
+    conn: Connection, lease: Lease, *, program: dict[str, Any] | None, frame: int, progress: dict[str, Any] | None
+) -> None:
+    """Say which live program the session has (its keeper's address), or that it has none."""
+    if not conn.execute(
+        _of(lease).values(program=program, frame=frame, progress=progress, status="live" if program else "idle")
+    ).rowcount:
+        _held(conn, lease)
+
+
+def finish(
+    conn: Connection,
+    lease: Lease,
+    *,
+    turn: str,
+    events: Sequence[Journalled],
+    result: Result,
+    frame: int,
+    progress: dict[str, Any] | None,
+    native: dict[str, Any] | None,
+    native_id: str | None,
+    program_alive: bool,
+    now: float,
+) -> list[Record]:
+    """The end of a turn: its last records with the one `Done`, its outcome, the sums, and the lease is free."""
+    row = _held(conn, lease)
+    usage = Usage(**row.usage) + result.usage
+    values: dict[str, Any] = {
+        "frame": frame,
+        "progress": progress,
+        "busy": False,
+        "finished": row.finished + 1,
+        "usage": asdict(usage),
+        "cost": row.cost + (result.cost or 0.0),
+        "unpriced": row.unpriced + (result.cost is None and result.usage.calls > 0),
+        "updated": now,
+    }
+    if native is not None:
+        values["native"] = native
+    if native_id is not None:
+        values |= _named(conn, lease, native_id)
+    if not program_alive:
+        values |= {"program": None, "progress": None, "frame": 0, "status": "idle"}
+    written = _advance(conn, lease, turn, [*events, (Done(result), None)], values, now)
+    conn.execute(update(turns).where(turns.c.id == turn).values(status="done", result=result_to_dict(result)))
+    return written
+
+
+_ADVANCE = update(sessions).where(
+    sessions.c.id == bindparam("s"), sessions.c.epoch == bindparam("e"), sessions.c.holder == bindparam("h")
+)
+
+
+def _advance(
+    conn: Connection,
+    lease: Lease,
+    turn: str | None,
+    events: Sequence[Journalled],
+    values: dict[str, Any],
+    now: float,
+) -> list[Record]:
+    seq = conn.execute(
+        _ADVANCE.values(seq=sessions.c.seq + len(events), **values).returning(sessions.c.seq),
+        {"s": lease.session, "e": lease.epoch, "h": lease.holder},
+    ).scalar()
+    if seq is None:
+        _held(conn, lease)  # raises: gone or taken over
+        raise LeaseLost(f"Session {lease.key!r} cannot be written.")
+    return _write(conn, lease.key, lease.session, seq - len(events), turn, events, now)
+
+
+_INSERT = insert(records)
+
+
+def _write(
+    conn: Connection,
+    key: str,
+    session: int,
+    seq: int,
+    turn: str | None,
+    events: Sequence[Journalled],
+    now: float,
+) -> list[Record]:
+    written = [Record(seq + n, now, key, turn, parent, event) for n, (event, parent) in enumerate(events, 1)]
+    if written:
+        conn.execute(
+            _INSERT,
+            [
+                {"session": session, "seq": r.seq, "at": now, "turn": turn, "parent": r.parent, "event": _dump(r.event)}
+                for r in written
+            ],
+        )
+    return written
+
+
+def _dump(event: Event) -> str:
+    return json.dumps(event_to_dict(event), ensure_ascii=True, separators=(",", ":"), default=repr)
+
+
+def read_records(
+    conn: Connection, session: int, after: int, *, turn: str | None = None, limit: int = 1000
+) -> list[Record]:
+    """Records with numbers above ``after``, in order."""
+    key = get_session(conn, session).key
+    query = select(records).where(records.c.session == session, records.c.seq > after).order_by(records.c.seq)
+    if turn is not None:
+        query = query.where(records.c.turn == turn)
+    return [
+        Record(row.seq, row.at, key, row.turn, row.parent, event_from_dict(json.loads(row.event)))
+        for row in conn.execute(query.limit(limit))
+    ]

@@ -1,0 +1,124 @@
+"""The tables, one schema on every database, and its migrations."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Connection,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    inspect,
+    select,
+    text,
+)
+
+from ..types.errors import StoreError
+
+VERSION = 1
+
+metadata = MetaData()
+
+meta = Table("meta", metadata, Column("name", String, primary_key=True), Column("value", String, nullable=False))
+
+# One row a host process. `lock` is a file that the process holds locked with the kernel while it lives.
+hosts = Table(
+    "hosts",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("machine", String, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("lock", String, nullable=False),
+    Column("heartbeat", Float, nullable=False),
+)
+
+# The lease of a session is (holder, epoch, busy): a turn runs while busy; between turns the next one to claim it may
+# be another host, which raises the epoch and thereby puts the former one out of the store and of the keeper.
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("key", String, nullable=False, unique=True),
+    Column("harness", String, nullable=False),
+    Column("native_id", String),
+    Column("native_ids", JSON, nullable=False),
+    Column("new_id", String, nullable=False),
+    Column("workdir", String, nullable=False),
+    Column("owned", Boolean, nullable=False),
+    Column("rules", JSON, nullable=False),
+    Column("callables", JSON, nullable=False),
+    Column("status", String, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("updated", Float, nullable=False),
+    Column("holder", String),
+    Column("epoch", Integer, nullable=False),
+    Column("busy", Boolean, nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("program", JSON),
+    Column("progress", JSON),
+    Column("frame", Integer, nullable=False),
+    Column("native", JSON),
+    Column("finished", Integer, nullable=False),
+    Column("usage", JSON, nullable=False),
+    Column("cost", Float, nullable=False),
+    Column("unpriced", Integer, nullable=False),
+)
+
+# The inbox. `owner` is the host process whose callbacks belong to the turn; `position` the order of service.
+turns = Table(
+    "turns",
+    metadata,
+    Column("position", Integer, primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False, unique=True),
+    Column("session", Integer, ForeignKey("sessions.id"), nullable=False),
+    Column("owner", String, nullable=False),
+    Column("status", String, nullable=False),
+    Column("accepted", Float, nullable=False),
+    Column("first", Integer, nullable=False),
+    Column("input", JSON, nullable=False),
+    Column("stop", String),
+    Column("result", JSON),
+    Index("turns_waiting", "session", "status", "position"),
+)
+
+records = Table(
+    "records",
+    metadata,
+    Column("session", Integer, primary_key=True, autoincrement=False),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("at", Float, nullable=False),
+    Column("turn", String),
+    Column("parent", String),
+    Column("event", Text, nullable=False),
+)
+
+
+def migrate(conn: Connection) -> None:
+    """Bring the database to this version. Raises StoreError when it is newer or not hostler's."""
+    names = set(inspect(conn).get_table_names())
+    if not names:
+        metadata.create_all(conn)
+        conn.execute(meta.insert(), {"name": "version", "value": str(VERSION)})
+        return
+    if "meta" not in names:
+        raise StoreError("this database holds tables that are not hostler's")
+    found = conn.execute(select(meta.c.value).where(meta.c.name == "version")).scalar()
+    version = int(found) if found and found.isdigit() else 0
+    if version > VERSION:
+        raise StoreError(
+            f"it was written by a newer hostler (schema {version}, this one knows {VERSION}); upgrade hostler"
+        )
+    for number in range(version + 1, VERSION + 1):
+        for statement in MIGRATIONS[number]:
+            conn.execute(text(statement))
+    conn.execute(meta.update().where(meta.c.name == "version").values(value=str(VERSION)))
+
+
+MIGRATIONS: dict[int, tuple[str, ...]] = {}  # version to the statements that lead to it from the one before

@@ -1,0 +1,168 @@
+"""Masks known secrets in what agents say, also when a secret comes in pieces."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote, quote_plus
+
+from ..types.events import Approval, Compaction, Done, Event, Reasoning, Retract, Text, ToolCall, ToolResult
+
+MASK = "[masked]"
+_SHORTEST = 8  # shorter ones are words that would be masked everywhere
+_HEAD = 4
+
+T = TypeVar("T")
+
+
+class Masker:
+    """Replaces secrets, whole or as base64, URL or JSON text, by ``[masked]``; the leftmost and then the longest first.
+
+    `feed` does the same for text that comes in deltas: it holds back what may be the beginning of a secret until the
+    next delta, or `flush`, shows whether it is. The pieces together are what `mask` makes of the whole. Secrets of less
+    than 8 characters are left alone; without secrets everything passes as it is.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        forms = {form for secret in secrets if len(secret) >= _SHORTEST for form in _forms(secret)}
+        self._forms = sorted(forms, key=lambda form: (-len(form), form))
+        self._pattern = re.compile("|".join(map(re.escape, self._forms))) if forms else None
+        # Beginnings too short to be looked for by find.
+        self._heads = {form[:size] for form in forms for size in range(1, _HEAD)}
+        self._held: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Masker(<{len(self._forms)} forms>)"
+
+    def mask(self, value: T) -> T:
+        """``value`` with every secret masked: a string, or a JSON value or event (dataclass) that holds strings."""
+        if self._pattern is None:
+            return value
+        return self._masked(value)  # type: ignore[no-any-return]
+
+    def feed(self, item: str, delta: str) -> str:
+        """The next piece of the text ``item``; gives what can be shown now, possibly nothing."""
+        if self._pattern is None:
+            return delta
+        text = self._held.pop(item, "") + delta
+        out: list[str] = []
+        at = 0
+        while True:
+            # From ``open`` on, the next delta may complete a secret, or a longer one than is there already.
+            open_at = self._beginning(text, at)
+            match = self._pattern.search(text, at)
+            if match is None or match.start() >= open_at:
+                break
+            out += (text[at : match.start()], MASK)
+            at = match.end()
+        if open_at < len(text):
+            self._held[item] = text[open_at:]
+        out.append(text[at:open_at])
+        return "".join(out)
+
+    def flush(self, item: str) -> str:
+        """The text ``item`` has ended: what was held back of it."""
+        return self.mask(self._held.pop(item, ""))
+
+    def events(self, event: Event, parent: str | None = None) -> list[tuple[Event, str | None]]:
+        """What to record for an event (of the sub-agent ``parent``): the event masked, deltas as by `feed`, and before
+        an event that follows on a text, what was held back of the texts of the same agent."""
+        if self._pattern is None:
+            return [(event, parent)]
+        if isinstance(event, (Text, Reasoning)):
+            delta = self.feed(_item(event, parent), event.delta)
+            return [(dataclasses.replace(event, delta=delta), parent)] if delta else []
+        if isinstance(event, Retract):
+            for kind in (Text, Reasoning):
+                self._held.pop(_item(kind(event.item, ""), parent), None)
+        rest: list[tuple[Event, str | None]] = []
+        if isinstance(event, Done):
+            rest = self.rest()
+        elif isinstance(event, (ToolCall, ToolResult, Approval, Compaction)):
+            rest = self.rest(parent)
+        return [*rest, (self.mask(event), parent)]
+
+    def rest(self, *parents: str | None) -> list[tuple[Event, str | None]]:
+        """What was held back of all texts, or those of the agents ``parents``, as events."""
+        out: list[tuple[Event, str | None]] = []
+        for key in list(self._held):
+            kind, parent, item = json.loads(key)
+            if not parents or parent in parents:
+                out.append(((Text if kind == "Text" else Reasoning)(item, self.flush(key)), parent))
+        return out
+
+    # What is held back is always the beginning of a form, so two numbers say it without saying the secret.
+
+    def carry(self) -> dict[str, Any]:
+        """What is held back of all texts, as JSON without any part of a secret; for `resume` in another process."""
+        if not self._held:
+            return {}
+        held = {item: [self._form_of(text), len(text)] for item, text in self._held.items()}
+        return {"forms": self._fingerprint(), "held": held}
+
+    def resume(self, carried: Mapping[str, Any]) -> None:
+        """Go on where `carry` was taken. Taken under other secrets, what was held back becomes ``[masked]``."""
+        same = carried.get("forms") == self._fingerprint()
+        for item, (form, size) in carried.get("held", {}).items():
+            self._held[item] = self._forms[form][:size] if same and 0 <= form < len(self._forms) else MASK
+
+    def _masked(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._pattern.sub(MASK, value) if self._pattern else value
+        if isinstance(value, Mapping):
+            return {self._masked(key): self._masked(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._masked(item) for item in value]
+        if isinstance(value, tuple):
+            return tuple(self._masked(item) for item in value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = (field.name for field in dataclasses.fields(value))
+            return dataclasses.replace(value, **{name: self._masked(getattr(value, name)) for name in fields})
+        return value
+
+    def _beginning(self, text: str, start: int) -> int:
+        """Where the longest end of ``text`` (from ``start``) begins that is a proper beginning of a form."""
+        end = len(text)
+        best = next((at for at in range(max(start, end - _HEAD + 1), end) if text[at:] in self._heads), end)
+        for form in self._forms:
+            at = text.find(form[:_HEAD], max(start, end - len(form) + 1), best + _HEAD)
+            while 0 <= at < best:
+                if form.startswith(text[at:]):
+                    best = at
+                    break
+                at = text.find(form[:_HEAD], at + 1, best + _HEAD)
+        return best
+
+    def _form_of(self, text: str) -> int:
+        return next((number for number, form in enumerate(self._forms) if form.startswith(text)), -1)
+
+    def _fingerprint(self) -> str:
+        # Four digits tell two sets apart and tell nobody what is in them.
+        return hashlib.sha256("\0".join(self._forms).encode("utf-8", "surrogatepass")).hexdigest()[:4]
+
+
+def _item(event: Text | Reasoning, parent: str | None) -> str:
+    return json.dumps([type(event).__name__, parent, event.item])
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """How a secret may look in text."""
+    yield secret
+    yield json.dumps(secret)[1:-1]
+    yield json.dumps(secret, ensure_ascii=False)[1:-1]
+    data = secret.encode("utf-8", "surrogatepass")
+    for quoted in (quote(data, safe=""), quote(data), quote_plus(data)):
+        yield quoted
+        yield re.sub("%..", lambda match: match[0].lower(), quoted)
+    # In the base64 of a longer text the secret begins at one of three places in a group. What depends on the neighbours
+    # is left out: it is part of the first and of the last character.
+    for shift in range(3):
+        encoded = base64.b64encode(b"\0" * shift + data)
+        inner = encoded[(0, 2, 3)[shift] : (shift + len(data)) * 8 // 6].decode()
+        yield inner
+        yield inner.translate(str.maketrans("+/", "-_"))

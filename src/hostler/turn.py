@@ -1,0 +1,293 @@
+"""run_turn: the only pipeline. Prompt, items, events, journal, done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+from .program import Gone, Program
+from .progress import Progress, Step, advance, exit_error, text_of
+from .store.queries import Journalled
+from .telemetry.redaction import Masker
+from .types.events import (
+    Answered,
+    Approval,
+    CancelRequested,
+    FileChange,
+    ModelCall,
+    Notice,
+    Record,
+    is_turn_event,
+)
+from .types.result import ErrorInfo, Result, StopReason, Usage
+from .types.runtime import Answer, Codec, Command, Ended, Interrupt, Prompt, Send
+
+_GRACE = 2.0  # s that a program has to end an interrupted turn by itself
+_UNSEEN_EXIT = 1.0  # s between the end of a connection and giving the turn up
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Somebody wants the turn to end; ``reason`` becomes its stop_reason."""
+
+    reason: StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the turn may use. Durations in seconds, costs in US dollars."""
+
+    timeout: float | None = None
+    max_turns: int | None = None
+    max_cost: float | None = None
+    approval_ttl: float = 600.0
+
+
+@dataclass(slots=True)
+class Running:
+    """A turn that this process runs: how to speak to it from outside, and what it has given so far."""
+
+    turn: str
+    program: Program | None = None
+    stop: StopReason | None = None
+    events: list[Journalled] = field(default_factory=list)
+    waiting: list[Command | Stop] = field(default_factory=list)
+    approvals: dict[str, Approval] = field(default_factory=dict)
+
+    def put(self, command: Command | Stop) -> None:
+        """Hand a command to the turn; kept when its program is not there yet."""
+        if isinstance(command, Stop):
+            self.stop = self.stop or command.reason
+        if self.program is None:
+            self.waiting.append(command)
+        else:
+            self.program.put(command)  # type: ignore[arg-type]
+
+    @property
+    def cost(self) -> float | None:
+        """Cost of the model calls so far; None when one has no known price."""
+        return cost_of([e for e, _ in self.events if isinstance(e, ModelCall)])
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Where the turn's steps go: `append` commits one, `publish` shows the committed records."""
+
+    append: Callable[[Sequence[Journalled], Progress, str | None], Awaitable[list[Record]]]
+    publish: Callable[[list[Record]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a turn ended. ``events`` are its last ones: they are committed together with its `Done`, so that a crash
+    before that finds the turn open and its end still in the keeper's log. ``leftover`` came after the end."""
+
+    ended: Ended
+    progress: Progress
+    native_id: str | None
+    program_alive: bool
+    events: tuple[Journalled, ...] = ()
+    leftover: tuple[Any, ...] = ()
+
+
+async def run_turn(
+    running: Running,
+    program: Program,
+    progress: Progress,
+    codec: Codec,
+    prompt: Prompt,
+    bounds: Bounds,
+    journal: Journal,
+    masker: Masker,
+    on_approval: Callable[[Approval], None] | None,
+) -> Outcome:
+    """Give the prompt to the program and journal all that comes of it, until the turn is over.
+
+    A turn whose prompt the program was already given (``progress.turn``) is carried on from the last stored frame.
+    """
+    await program.open_turn()
+    timers = _Timers()
+    native_id: str | None = None
+    running.program = program
+    masker.resume(progress.masking)
+    if progress.turn != prompt.turn:
+        # What an idle program said belongs to no turn, but the codec has to know it before it is spoken to.
+        for item in program.ready():
+            if isinstance(item, Gone):
+                program.put(item)  # type: ignore[arg-type]
+            else:
+                progress = advance(codec, progress, item).progress
+        items: list[Any] = [prompt]
+    else:
+        items = []
+    items += running.waiting
+    running.waiting = []
+    timers.after(bounds.timeout, lambda: running.put(Stop("timeout")))
+    try:
+        while True:
+            batch, items = items or await program.items(), []
+            events: list[Journalled] = []
+            sends: list[Send] = []
+            end: Ended | None = None
+            for index, item in enumerate(batch):
+                if isinstance(item, Gone):
+                    end = Ended("error", error=_gone(item, progress))
+                elif isinstance(item, Stop):
+                    if progress.stop is None:
+                        progress = replace(progress, stop=item.reason)
+                        events.append((CancelRequested(item.reason), None))
+                        timers.after(_GRACE, lambda: program.put(_GIVE_UP))  # type: ignore[arg-type]
+                        items.append(Interrupt())
+                    continue
+                elif item is _GIVE_UP:
+                    end = _GAVE_UP
+                else:
+                    step: Step = advance(codec, progress, item)
+                    progress, native_id = step.progress, step.native_id or native_id
+                    events += step.events
+                    sends += step.sends
+                    end = step.end
+                    if isinstance(item, Answer):
+                        events.append((Answered(item.id, item.allow, item.reason), None))
+                        running.approvals.pop(item.id, None)
+                    if step.unfit is not None:
+                        end = Ended("error", error=ErrorInfo("state_incompatible", step.unfit))
+                if end is not None:
+                    leftover = tuple(batch[index + 1 :])
+                    break
+            events = [shown for event, parent in events for shown in masker.events(event, parent)]
+            if end is not None:
+                events += masker.rest()
+            progress = replace(progress, masking=masker.carry())
+            running.events += events
+            if end is not None:
+                return await _over(program, progress, native_id, end, tuple(events), leftover)
+            journal.publish(await journal.append(events, progress, native_id))
+            await program.send(sends)
+            for event, _ in events:
+                if isinstance(event, Approval):
+                    running.approvals[event.id] = event
+                    timers.after(bounds.approval_ttl, _deny_later(running, event.id, bounds.approval_ttl))
+                    if on_approval is not None:
+                        on_approval(event)
+            await program.read_up_to(progress.frame)
+            if (reason := _exceeded(running, progress, bounds)) is not None:
+                running.put(Stop(reason))
+    finally:
+        timers.cancel()
+        running.program = None
+
+
+_REASONS: dict[str, StopReason] = {r: r for r in get_args(StopReason)}
+_GIVE_UP: Any = object()
+_GAVE_UP = Ended("interrupted")
+
+
+async def _over(
+    program: Program,
+    progress: Progress,
+    native_id: str | None,
+    end: Ended,
+    events: tuple[Journalled, ...],
+    leftover: tuple[Any, ...],
+) -> Outcome:
+    """End what the turn may leave behind, by how it ended."""
+    alive = program.gone is None and progress.exited is None
+    if progress.stop is not None and end.stop_reason != "done":
+        if alive and end is not _GAVE_UP:
+            await program.sweep_turn()  # it ended by itself; its tools' processes may not have
+        elif alive:
+            await program.kill()
+            alive = False
+        end = replace(end, stop_reason=_REASONS.get(progress.stop, "cancelled"), error=None)
+    elif end.error is not None and end.error.code == "state_incompatible":
+        await program.kill()
+        alive = False
+    return Outcome(end, replace(progress, turn=None, stop=None), native_id, alive, events, leftover)
+
+
+def _exceeded(running: Running, progress: Progress, bounds: Bounds) -> StopReason | None:
+    if progress.stop is not None or running.stop is not None:
+        return None
+    if bounds.max_turns is not None and progress.steps > bounds.max_turns:
+        return "max_turns"
+    if bounds.max_cost is not None and (cost := running.cost) is not None and cost >= bounds.max_cost:
+        return "max_cost"
+    return None
+
+
+def _deny_later(running: Running, id: str, ttl: float) -> Callable[[], None]:
+    def deny() -> None:
+        if id in running.approvals:
+            running.put(Answer(id, False, f"Nobody answered within {ttl:g} s."))
+
+    return deny
+
+
+def _gone(item: Gone, progress: Progress) -> ErrorInfo:
+    if progress.exited is not None:
+        return exit_error(progress)
+    return ErrorInfo(
+        "program_lost", f"The agent program was lost in the middle of the turn: {item.error}", retryable=True
+    )
+
+
+class _Timers:
+    """Deadlines of one turn."""
+
+    def __init__(self) -> None:
+        self._handles: list[asyncio.TimerHandle] = []
+
+    def after(self, seconds: float | None, call: Callable[[], None]) -> None:
+        if seconds is not None:
+            self._handles.append(asyncio.get_running_loop().call_later(seconds, call))
+
+    def cancel(self) -> None:
+        for handle in self._handles:
+            handle.cancel()
+
+
+# ---- the result -----------------------------------------------------------------------------------------------------
+
+
+def result_of(
+    ended: Ended,
+    events: Sequence[Journalled],
+    files: tuple[FileChange, ...],
+    *,
+    session: str,
+    turn: str,
+) -> Result:
+    """The Result of a turn from how it ended and what is in its journal. Pure."""
+    calls = [e for e, _ in events if isinstance(e, ModelCall)]
+    usage = sum((c.usage for c in calls), Usage())
+    error = ended.error
+    if error is not None and calls and calls[-1].error is not None and error.code != "program_lost":
+        error = calls[-1].error  # the endpoint saw what the program only reports
+    text = ended.text if ended.text is not None else text_of(e for e, parent in events if parent is None)
+    shown: list[Any] = [e for e, _ in events if is_turn_event(e)]
+    return Result(
+        text=text,
+        output=ended.output,
+        files=files,
+        events=(*shown, *files),
+        usage=usage,
+        cost=cost_of(calls),
+        stop_reason=ended.stop_reason,
+        error=error,
+        session_id=session,
+        turn_id=turn,
+        warnings=tuple(e.message for e, _ in events if isinstance(e, Notice)),
+    )
+
+
+def cost_of(calls: Sequence[ModelCall]) -> float | None:
+    """The sum of the calls' costs; None when one is unknown, 0.0 when there was none."""
+    total = 0.0
+    for call in calls:
+        if call.cost is None:
+            return None
+        total += call.cost
+    return total

@@ -1,0 +1,10 @@
+"""What the agent sees of the file system, and how the host looks at it without being led outside."""
+
+from __future__ import annotations
+
+from . import native
+from .confined import Root, Writer
+from .layout import SessionDirs, Workspace, check_apart, prepare
+from .watch import Watch
+
+__all__ = ["Root", "SessionDirs", "Watch", "Workspace", "Writer", "check_apart", "native", "prepare"]

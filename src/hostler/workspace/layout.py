@@ -1,0 +1,93 @@
+"""Where the folders of a session are."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..types.errors import SandboxError
+
+_FOLDERS = ("session", "artifacts", "persistent", "skills", "native", "home", "tmp", "launch", "private")
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What a session's agent gets to see; a sandbox factory is called with one.
+
+    ``root`` is the working directory, ``mounts`` the real folder of each virtual one (``/session`` is ``root``).
+    """
+
+    root: str
+    mounts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDirs:
+    """The folders that hostler keeps for one session below ``root``.
+
+    ``session`` is its owned workspace (unused with a caller's own directory), ``native`` holds the saved history of the
+    program, ``home`` and ``tmp`` are the program's own, ``launch`` holds the files that its command line names,
+    ``private`` is hostler's: the agent has no business there.
+    """
+
+    root: str
+    session: str
+    artifacts: str
+    persistent: str
+    skills: str
+    native: str
+    home: str
+    tmp: str
+    launch: str
+    private: str
+
+    @classmethod
+    def of(cls, data_dir: str | os.PathLike[str], key: str) -> SessionDirs:
+        """The folders of the session with this key. Any two keys have different ones; nothing is made."""
+        # The readable part is for people only. Keys that differ in case, form or length differ in the hash.
+        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", key)[:40].strip("-.") or "session"
+        root = os.path.join(os.path.realpath(data_dir), "sessions", f"{slug}-{digest}")
+        return cls(root, *(os.path.join(root, name) for name in _FOLDERS))
+
+    def make(self) -> None:
+        """Make what is missing; only this user may enter."""
+        for folder in (self.root, *(getattr(self, name) for name in _FOLDERS)):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+
+    def workspace(self, workdir: str | None = None) -> Workspace:
+        """What the agent sees, with ``workdir`` (a caller's own directory) or the owned workspace."""
+        root = workdir or self.session
+        shared = {"/artifacts": self.artifacts, "/persistent": self.persistent, "/skills": self.skills}
+        return Workspace(root, {"/session": root, **shared})
+
+
+def prepare(data_dir: str | os.PathLike[str]) -> str:
+    """Make the data dir, closed to others and to version control; gives its real path."""
+    path = Path(os.path.realpath(data_dir))
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not any(path.iterdir()):  # a folder that holds something of the user's is not hidden from his git
+            with contextlib.suppress(FileExistsError), open(path / ".gitignore", "x", encoding="ascii") as file:
+                file.write("*\n")
+    except OSError as error:
+        raise SandboxError(f"The data dir {str(path)!r} cannot be made or written: {error.strerror}.") from None
+    return str(path)
+
+
+def check_apart(data_dir: str | os.PathLike[str], workdir: str | os.PathLike[str]) -> None:
+    """Raise SandboxError when the data dir is in the workspace, where the agent would see every session's files."""
+    data, work = Path(os.path.realpath(data_dir)), Path(os.path.realpath(workdir))
+    for folder in (data, *data.parents):
+        # By identity, not by name: file systems without letter case and bind mounts have many names for one folder.
+        with contextlib.suppress(OSError):
+            if os.path.samefile(folder, work):
+                raise SandboxError(
+                    f"The data dir {str(data)!r} is inside the workspace {str(work)!r}. Keep it elsewhere: set "
+                    "state_dir= (data_dir= of the host) or HOSTLER_STATE_DIR, or give the agent a folder of its own."
+                )
