@@ -19,6 +19,7 @@ from .types.events import (
     ModelCall,
     Notice,
     Record,
+    Started,
     is_turn_event,
 )
 from .types.result import ErrorInfo, Result, StopReason, Usage
@@ -94,6 +95,7 @@ class Outcome:
 
 async def run_turn(
     running: Running,
+    started: Started,
     program: Program,
     progress: Progress,
     codec: Codec,
@@ -122,13 +124,14 @@ async def run_turn(
         items: list[Any] = [prompt]
     else:
         items = []
+    head: list[Journalled] = [(started, None)]
     items += running.waiting
     running.waiting = []
     timers.after(bounds.timeout, lambda: running.put(Stop("timeout")))
     try:
         while True:
             batch, items = items or await program.items(), []
-            events: list[Journalled] = []
+            events, head = head, []
             sends: list[Send] = []
             end: Ended | None = None
             for index, item in enumerate(batch):

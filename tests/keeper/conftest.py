@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,13 @@ from hostler.keeper import KeeperAddress, KeeperSpec, destroy, start  # noqa: E4
 def guard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("HOSTLER_GUARD", request.param)
     return str(request.param)
+
+
+@pytest.fixture
+def short_runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hostler.keeper import Held, KeeperAddress, KeeperSpec, attach
+from hostler.keeper import Held, KeeperAddress, KeeperGone, KeeperSpec, attach
 from hostler.types.runtime import Frame
 
 T = TypeVar("T")
@@ -95,6 +95,7 @@ class Reader:
     """Reads frames of a held program up to the one that is waited for."""
 
     def __init__(self, held: Held) -> None:
+        self.held = held
         self.frames: list[Frame] = []
         self._batches: AsyncIterator[list[Frame]] = held.batches()
         self._seen = 0
@@ -108,8 +109,8 @@ class Reader:
                         return self.frames[self._seen - 1]
                 self.frames += await anext(self._batches)
 
-    async def out(self, data: bytes) -> Frame:
-        return await self.until(lambda f: f.kind == "out" and f.data == data)
+    async def out(self, data: bytes, limit: float = 15) -> Frame:
+        return await self.until(lambda f: f.kind == "out" and f.data == data, limit)
 
     async def next_out(self) -> bytes:
         return (await self.until(lambda f: f.kind == "out")).data
@@ -121,6 +122,13 @@ class Reader:
         async for batch in self._batches:
             self.frames += batch
         return self.frames
+
+    async def rest_or_gone(self) -> list[Frame]:
+        """All that still comes, however the connection ends."""
+        try:
+            return await self.rest()
+        except KeeperGone:
+            return self.frames
 
     def kinds(self, kind: str) -> list[bytes]:
         return [f.data for f in self.frames if f.kind == kind]

@@ -88,7 +88,8 @@ class Forward:
             self._doubtful = outcome.doubtful
             if outcome.answer is None:
                 assert outcome.failure is not None
-                await self.refuse(outcome.failure)
+                silent = outcome.failure.code == "model_silent"
+                await self.refuse(outcome.failure, "silent" if silent else "refused")
                 return
             self._answer = outcome.answer
             try:
@@ -98,11 +99,11 @@ class Forward:
         finally:
             self.abandon()  # a call that was cancelled before its end
 
-    async def refuse(self, failure: Failure) -> None:
+    async def refuse(self, failure: Failure, status: Literal["refused", "silent"] = "refused") -> None:
         """Answer with an error that the program does not repeat."""
-        self._report("silent" if failure.code == "model_silent" else "refused", Seen(), failure)
-        status, body = final_answer(self._route.wire, failure)
-        await answer_json(self._send, status, body, {"x-should-retry": "false"})
+        self._report(status, Seen(), failure)
+        code, body = final_answer(self._route.wire, failure)
+        await answer_json(self._send, code, body, {"x-should-retry": "false"})
 
     def abandon(self) -> None:
         """Report the call as it stands, because nobody waits for its end any more."""

@@ -69,7 +69,8 @@ class Endpoint:
         path = os.path.join(directory, "endpoint.sock")
         listener = _listen(path)
         silence = silence_limit() if self._silence is None else self._silence
-        self._upstream = Upstream(new_client(), patience=self._patience, silence=silence)
+        client = await asyncio.to_thread(new_client)  # loads certificates
+        self._upstream = Upstream(client, patience=self._patience, silence=silence)
         self._serving = await serve(self._app, listener)
         self.socket_path = path
 

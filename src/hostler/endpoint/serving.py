@@ -39,6 +39,14 @@ class _Protocol(H11Protocol):
         self.app = app
 
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        connection: socket.socket = transport.get_extra_info("socket")
+        if connection.family != socket.AF_UNIX:
+            # asyncio does so only where it made the listener: small pieces of a stream would wait 40 ms
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().connection_made(transport)  # type: ignore[arg-type]
+
+
 class Serving:
     """A server that runs on the loop it was started on until it is closed."""
 

@@ -76,6 +76,9 @@ class LiveSession:
         self._granted: tuple[StoredTurn, Lease] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._nudge = asyncio.Event()
+        self._accepting = 0
+        self._stored: Stored | None = None  # as of the last step under self._epoch; another host's epoch makes it stale
+        self._epoch = 0
         self._watch = Watch(sandbox.workdir, dirs.private)
 
     # ---- in ---------------------------------------------------------------------------------------------------------
@@ -107,6 +110,7 @@ class LiveSession:
             )
         id = self.host.new_id("turn")
         self._calls[id] = call
+        self._accepting += 1
         try:
             turn, lease, records = await self.host.store.write(
                 lambda conn: queries.accept(
@@ -124,7 +128,10 @@ class LiveSession:
             )
         except BaseException:
             self._calls.pop(id, None)
+            self._nudge.set()
             raise
+        finally:
+            self._accepting -= 1
         self.host.journal.publish(self.id, records)
         if (on_event := call.on_event or self.options.on_event) is not None:
             self.listen(on_event, turn, call.loop)
@@ -165,6 +172,9 @@ class LiveSession:
 
     async def _serve(self) -> None:
         while True:
+            while self._granted is None and self._accepting:
+                self._nudge.clear()
+                await self._nudge.wait()  # a turn is on its way in, maybe with the lease
             granted, self._granted = self._granted, None
             if granted is None:
                 self._nudge.clear()
@@ -217,9 +227,9 @@ class LiveSession:
                 outcome = reached
             else:
                 program, progress, resumed = reached
-                await self._note(lease, turn.id, (Started(resumed, lease.epoch, recovered), None))
                 outcome = await run_turn(
                     running,
+                    Started(resumed, lease.epoch, recovered),
                     program,
                     progress,
                     self.runtime.codec,
@@ -251,8 +261,8 @@ class LiveSession:
         late, self._late_calls = [(c, None) for c in self._late_calls], []
         events: list[Journalled] = [*outcome.events, *late]
         running.events += late
-        row = await self.host.store.read(lambda conn: queries.get_session(conn, self.id))
-        files, manifest = await asyncio.to_thread(self._settle, row, outcome)
+        stored = await self._known(lease)
+        files, manifest = await asyncio.to_thread(self._settle, stored, outcome)
         events += [(change, None) for change in files]
         result = result_of(outcome.ended, running.events, files, session=self.key, turn=turn.id)
         result = _masker(place).mask(result)
@@ -272,6 +282,16 @@ class LiveSession:
             ),
             durable=True,
         )
+        alive = outcome.program_alive and program is not None
+        self._stored = replace(
+            stored,
+            native_id=outcome.native_id or stored.native_id,
+            finished=stored.finished + 1,
+            program=stored.program if alive else None,
+            progress=outcome.progress.to_dict() if alive else None,
+            frame=outcome.progress.frame if alive else 0,
+            native=manifest,
+        )
         self.running = None
         self.usage += result.usage
         self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
@@ -284,11 +304,11 @@ class LiveSession:
             else:
                 await self._end_program()
 
-    def _settle(self, row: Row[Any], outcome: Outcome) -> tuple[tuple[FileChange, ...], dict[str, Any] | None]:
+    def _settle(self, stored: Stored, outcome: Outcome) -> tuple[tuple[FileChange, ...], dict[str, Any] | None]:
         """After the turn, in a worker thread: what changed in the workspace, and the program's own history saved."""
         files = self._watch.changes()
-        native_id = outcome.native_id or row.native_id or row.new_id
-        manifest = native.save(self.dirs.home, self.dirs.native, self.runtime.native_files, native_id, row.native)
+        native_id = outcome.native_id or stored.native_id or stored.new_id
+        manifest = native.save(self.dirs.home, self.dirs.native, self.runtime.native_files, native_id, stored.native)
         return files, manifest
 
     # ---- reaching the program ---------------------------------------------------------------------------------------
@@ -297,13 +317,12 @@ class LiveSession:
         self, place: Place, lease: Lease, running: Running, recovered: bool
     ) -> tuple[Program, Progress, str | None] | Outcome:
         """The program to run the turn with; or, for a turn whose program died with its host, how that ended."""
-        row = await self.host.store.read(lambda conn: queries.get_session(conn, self.id))
-        stored = stored_of(row)
+        stored = await self._known(lease)
         program = self._program
-        if program is not None and program.epoch == lease.epoch and program.usable and row.program:
+        if program is not None and program.epoch == lease.epoch and program.usable and stored.progress:
             if program.fingerprint == place.fingerprint():
                 self._open_route(program.token, place)
-                return program, Progress.from_dict(row.progress), self.resumed
+                return program, Progress.from_dict(stored.progress), self.resumed
         if program is not None:
             await (self._end_program() if program.epoch == lease.epoch else self._let_go())
         upstream = await self.host.endpoint_path()
@@ -334,11 +353,21 @@ class LiveSession:
             self.resumed = how
         return how
 
+    async def _known(self, lease: Lease) -> Stored:
+        """The stored session, read again when another host has had it in between."""
+        if self._stored is None or self._epoch != lease.epoch:
+            self._stored = stored_of(await self.host.store.read(lambda conn: queries.get_session(conn, self.id)))
+            self._epoch = lease.epoch
+        return self._stored
+
     async def _store_program(self, lease: Lease, launched: Launched) -> None:
         await self.host.store.write(
             lambda conn: queries.set_program(
                 conn, lease, program=launched.stored(), frame=0, progress=launched.progress.to_dict()
             )
+        )
+        self._stored = replace(
+            await self._known(lease), program=launched.stored(), frame=0, progress=launched.progress.to_dict()
         )
 
     def _salvage(self, stored: Stored, running: Running) -> Outcome:
@@ -444,12 +473,6 @@ class LiveSession:
 
         return Journal(append, lambda records: self.host.journal.publish(self.id, records))
 
-    async def _note(self, lease: Lease, turn: str, *events: Journalled) -> None:
-        records = await self.host.store.write(
-            lambda conn: queries.note(conn, lease, turn=turn, events=events, now=time())
-        )
-        self.host.journal.publish(self.id, records)
-
     def _approver(self, running: Running, turn: StoredTurn, call: Call) -> Callable[[Approval], None] | None:
         callback = call.on_approval or self.options.on_approval
         if callback is None:
@@ -512,6 +535,7 @@ class LiveSession:
             else:
                 await self._let_go()
                 await self._end_stored(lease)
+            self._stored = None
             await self.host.store.write(
                 lambda conn: queries.set_program(conn, lease, program=None, frame=0, progress=None)
             )
@@ -540,6 +564,7 @@ class LiveSession:
 
     async def _let_go(self) -> None:
         """Drop the connection to the program; it lives on under its keeper, for whoever has the lease."""
+        self._stored = None
         program, self._program = self._program, None
         if program is not None:
             await program.detach()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -184,7 +185,7 @@ async def _introduce(
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(timeout):
-            reader, writer = await asyncio.open_unix_connection(address.socket, limit=_BATCH)
+            reader, writer = await asyncio.open_unix_connection(sock=await _connect(address.socket), limit=_BATCH)
             writer.write(wire.pack_json(wire.ATTACH, message))
             header = await reader.readexactly(wire.HEADER.size)
             _, kind, length = wire.HEADER.unpack(header)
@@ -200,6 +201,21 @@ async def _introduce(
         _close(writer)
         raise
     return reader, writer, kind, answer
+
+
+async def _connect(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    try:
+        while True:
+            try:
+                sock.connect(path)
+                return sock
+            except BlockingIOError:  # a crowd is before the door; a unix socket then does not go on by itself
+                await asyncio.sleep(0.01)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def _close(writer: asyncio.StreamWriter | None) -> None:

@@ -226,8 +226,8 @@ def accept(
         conn.execute(update(turns).where(turns.c.id == turn).values(status="running"))
     written = _write(conn, row.key, session, row.seq, turn, [(accepted, None)], now)
     conn.execute(update(sessions).where(sessions.c.id == session).values(seq=row.seq + 1, updated=now))
-    found = conn.execute(select(turns).where(turns.c.id == turn)).one()
-    return _turn(found, row.key), lease, written
+    begun = Turn(turn, session, row.key, host, "queued", row.seq + 1, input, None, None)
+    return begun, lease, written
 
 
 def next_turn(conn: Connection, session: int, host: str, is_dead: IsDead) -> tuple[Turn, Lease | None] | None:

@@ -161,6 +161,22 @@ def check(home: str, files: Iterable[NativeFile], native_id: str, manifest: Mapp
     return "ok" if found and set(found) == {"ok"} else "lost"
 
 
+def read(
+    home: str, target_dir: str, files: Iterable[NativeFile], native_id: str, manifest: Mapping[str, Any] | None
+) -> dict[str, bytes]:
+    """The program's session files by their path below home: those in its home, for missing ones the saved copies."""
+    root = Root(home)
+    found: dict[str, bytes] = {}
+    for path in _find(root, files, native_id):
+        with contextlib.suppress(OSError, PathError):
+            found[path] = root.read(path)
+    for item in (manifest or {}).get("files", ()):
+        if item["path"] not in found and _blob_size(target_dir, item) >= item["bytes"]:
+            with open(os.path.join(target_dir, item["blob"]), "rb", opener=_no_link) as copy:
+                found[item["path"]] = copy.read(item["bytes"])
+    return found
+
+
 def restore(target_dir: str, home: str, manifest: Mapping[str, Any]) -> None:
     """Put back what is missing or damaged in home, exactly as far as the manifest counts. Raises SessionLost."""
     root = Root(home)

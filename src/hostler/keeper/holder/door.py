@@ -142,16 +142,12 @@ class Client:
         visitor.release()
         self._loop = loop
         self._sock = visitor.sock
-        self._cursor = cursor
+        self.cursor = cursor
         self._decoder = Decoder(MAX_INPUT)
         self._on_frame = on_frame
         self._on_left = on_left
         self.gone = False
         visitor.say(HELLO, hello)
-
-    @property
-    def reading(self) -> Cursor:
-        return self._cursor
 
     def pump(self) -> None:
         """Send what is new in the log."""
@@ -159,7 +155,7 @@ class Client:
             return
         mask = READ
         try:
-            if not self._cursor.send(self._sock.fileno(), _BURST):
+            if not self.cursor.send(self._sock.fileno(), _BURST):
                 mask |= WRITE
         except BlockingIOError:
             mask |= WRITE
@@ -176,7 +172,7 @@ class Client:
         """Last words before the keeper ends: wait for the host to take them."""
         try:
             self._sock.settimeout(limit)
-            self._cursor.send(self._sock.fileno(), 1 << 40)
+            self.cursor.send(self._sock.fileno(), 1 << 40)
         except OSError:
             pass
 

@@ -187,7 +187,7 @@ class Keeper:
             if kind == frames.ACK_DONE:
                 self._turn_open = False
             self._acked = max(self._acked, number)
-            self._spool.free(number, self._client.reading.segment if self._client else None)
+            self._spool.free(number, self._client.cursor if self._client else None)
             self._program.gate(self._exited is None and not self._pending and not self._spool.full)
             self._leave_if_done()
         else:
@@ -320,6 +320,6 @@ def _listen(path: str) -> socket.socket:
         listener.bind(path)
     finally:
         os.umask(mask)
-    listener.listen(64)
+    listener.listen(1024)
     return listener
 

@@ -144,22 +144,19 @@ class Spool:
             self._segments.append(segment)
         self.next = following
 
-    def free(self, number: int, reading: Segment | None) -> None:
-        """Forget whole segments up to frame ``number``, not the one that is being read."""
-        while self._segments[0] is not reading:
-            if len(self._segments) > 1:
-                end = self._segments[1].first
-            elif self._segments[0].size >= min(_KEEP, self._segment_size):
-                end = self.next
-            else:
+    def free(self, number: int, reader: Cursor | None) -> None:
+        """Forget whole segments up to frame ``number``, not the one that ``reader`` is in the middle of."""
+        last = self._segments[-1]
+        if number >= self.next - 1 and last.size >= min(_KEEP, self._segment_size):
+            try:
+                self._segments.append(Segment(_path(self.folder, self.next), self.next))
+            except OSError:  # disk full: the next acknowledgement will do
                 return
-            if end > number + 1:
+        if reader is not None:
+            reader.advance()
+        while len(self._segments) > 1 and self._segments[1].first <= number + 1:
+            if reader is not None and reader.segment is self._segments[0]:
                 return
-            if len(self._segments) == 1:
-                try:
-                    self._segments.append(Segment(_path(self.folder, self.next), self.next))
-                except OSError:
-                    return
             self._segments.pop(0).remove()
 
     def cursor(self, number: int) -> Cursor:
@@ -186,18 +183,20 @@ class Cursor:
 
     def send(self, fd: int, limit: int) -> bool:
         """Send at most about ``limit`` bytes; True when there is no more. BlockingIOError when the socket is full."""
-        while True:
+        while limit > 0:
+            self.advance()
             left = self.segment.size - self._offset
-            if left > 0:
-                if limit <= 0:
-                    return False
-                sent = os.sendfile(fd, self.segment.fd, self._offset, min(left, limit))
-                self._offset += sent
-                limit -= sent
-            elif (following := self._spool.after(self.segment)) is not None:
-                self.segment, self._offset = following, 0
-            else:
+            if not left:
                 return True
+            sent = os.sendfile(fd, self.segment.fd, self._offset, min(left, limit))
+            self._offset += sent
+            limit -= sent
+        return False
+
+    def advance(self) -> None:
+        """Out of segments that are read to their end, unless it is the last."""
+        while self._offset == self.segment.size and (following := self._spool.after(self.segment)) is not None:
+            self.segment, self._offset = following, 0
 
 
 def read(folder: str) -> Iterator[tuple[int, bytes, bytes]]:

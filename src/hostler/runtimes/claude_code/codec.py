@@ -100,7 +100,7 @@ class ClaudeCodec:
 def _fold(state: CodecState, m: dict[str, Any]) -> Folded:
     match m.get("type"):
         case "stream_event":
-            state, events = stream.event(state, _parent(m), _dict(m.get("event")))
+            state, events = stream.event(state, _parent(m), _dict(m.get("event")), m.get("abandoned_blocks"))
         case "assistant":
             state, events = _assistant(state, m)
         case "user":
@@ -109,8 +109,8 @@ def _fold(state: CodecState, m: dict[str, Any]) -> Folded:
             state, events = _system(state, m)
         case "result":
             state, events = ending.result(state, m)
-        case "command_lifecycle" if m.get("state") == "cancelled":
-            state, events = ending.cancelled(state, str(m.get("command_uuid")))
+        case "command_lifecycle":
+            state, events = ending.lifecycle(state, str(m.get("command_uuid")), m.get("state"))
         case "control_request":
             return _asked(state, m)
         case "control_cancel_request":

@@ -35,13 +35,21 @@ def result(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[Codec
     return _over(state), [*events, ended]
 
 
-def cancelled(state: CodecState, message: str) -> tuple[CodecState, list[CodecEvent]]:
-    """A message was taken out of the queue before it was read; one that was being answered has had its result."""
-    if state["turn"] is None or message not in state["open"]:
+def lifecycle(state: CodecState, message: str, what: Any) -> tuple[CodecState, list[CodecEvent]]:
+    """A message that ends without a result of its own: taken out of the queue by an interrupt, or ``completed`` at once
+    because the conversation has it already."""
+    if state["turn"] is None or message not in state["open"] or what not in ("cancelled", "completed"):
         return state, []
     if left := [id for id in state["open"] if id != message]:
         return {**state, "open": left}, []
-    return _over(state), [Ended("interrupted", state["said"])]
+    if what == "cancelled":
+        return _over(state), [Ended("interrupted", state["said"])]
+    if state["said"] is not None:
+        return _over(state), [Ended("done", state["said"])]
+    error = ErrorInfo(
+        "prompt_repeated", "Claude Code has this prompt in its conversation and does not answer it twice."
+    )
+    return _over(state), [Ended("error", error=error)]
 
 
 def _over(state: CodecState) -> CodecState:

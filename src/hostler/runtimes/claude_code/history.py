@@ -41,12 +41,12 @@ def _rows(content: bytes) -> Iterator[Row]:
 def _conversation(rows: list[Row]) -> list[Row]:
     """The rows on the way from the last one to the root, and with them the rest of each answer on it: calls made
     side by side, and their results, hang beside that way."""
-    by_id = {row["uuid"]: row for row in rows}
+    by_id: dict[Any, Row] = {row["uuid"]: row for row in rows}
     on_way: set[str] = set()
-    at = rows[-1]["uuid"] if rows else None
-    while at in by_id and at not in on_way:
-        on_way.add(at)
-        at = by_id[at].get("parentUuid") or by_id[at].get("logicalParentUuid")  # the latter crosses a compaction
+    row = rows[-1] if rows else None
+    while row is not None and row["uuid"] not in on_way:
+        on_way.add(row["uuid"])
+        row = by_id.get(row.get("parentUuid") or row.get("logicalParentUuid"))  # the latter crosses a compaction
     answers = {id for row in rows if row["uuid"] in on_way and (id := _answer_id(row))}
     kept = [row for row in rows if row["uuid"] in on_way or _answer_id(row) in answers]
     calls = {block.get("id") for row in kept for block in _blocks(row, "tool_use")}
@@ -104,9 +104,8 @@ def _said(row: Row) -> str | list[Message] | None:
     content: Any = None
     if row.get("type") == "user" and isinstance(row.get("message"), dict):
         content = row["message"].get("content")
-    elif row.get("type") == "attachment" and isinstance(row.get("attachment"), dict):
-        if row["attachment"].get("type") == "queued_command":  # said while a turn was running
-            content = row["attachment"].get("prompt")
+    elif isinstance(said := row.get("attachment"), dict) and said.get("type") == "queued_command":
+        content = said.get("prompt")  # said while a turn was running
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     if not isinstance(content, list):

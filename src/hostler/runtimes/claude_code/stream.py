@@ -1,8 +1,8 @@
 """The model messages of the main agent and its sub-agents as they stream: deltas, whole blocks, repeated calls.
 
 ``calls`` in the codec's state holds the last message of each agent under its parent's id ("" for the main agent):
-``no`` is its number, ``id`` the provider's, ``block`` the block that streams, ``live`` the blocks that were shown, ``whole`` the blocks
-that came whole, ``done`` whether it is complete, ``void`` whether it was retracted.
+``no`` is its number, ``id`` the provider's, ``block`` the block that streams, ``live`` the blocks that were shown,
+``whole`` how many came whole, ``done`` whether it is over, ``void`` whether the program gave it up and repeats the call.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ _DELTAS: dict[str, tuple[str, type[Text] | type[Reasoning]]] = {
 _WHOLE: dict[str, type[Text] | type[Reasoning]] = {"text": Text, "thinking": Reasoning}
 
 
-def event(state: CodecState, parent: str | None, e: dict[str, Any]) -> tuple[CodecState, list[CodecEvent]]:
-    """One event of the provider's stream."""
+def event(
+    state: CodecState, parent: str | None, e: dict[str, Any], abandoned: Any = None
+) -> tuple[CodecState, list[CodecEvent]]:
+    """One event of the provider's stream. ``abandoned`` comes with the end of a message that was cut: its blocks from
+    ``from_block_index`` on are in no history."""
     kind = e.get("type")
     if kind == "message_start":
         message = e.get("message")
@@ -29,6 +32,9 @@ def event(state: CodecState, parent: str | None, e: dict[str, Any]) -> tuple[Cod
     call = state["calls"].get(parent or "")
     if call is None:
         return state, []  # the tail of a message that an earlier turn cut off
+    if kind == "message_stop" and isinstance(abandoned, dict):
+        first = abandoned.get("from_block_index")
+        return _void(state, parent, first if isinstance(first, int) else 0)
     if kind == "message_stop":
         return _put(state, parent, {**call, "done": True}), []
     index = e.get("index")
@@ -86,7 +92,7 @@ def forget(state: CodecState, tool_call: str) -> CodecState:
 
 def _begin(state: CodecState, parent: str | None, id: str, *, done: bool) -> tuple[CodecState, list[CodecEvent]]:
     before = state["calls"].get(parent or "")
-    repeated = before is not None and not before["done"]
+    repeated = before is not None and (before["void"] or not before["done"])
     events: list[CodecEvent] = []
     if repeated:
         state, events = _void(state, parent)
@@ -97,12 +103,12 @@ def _begin(state: CodecState, parent: str | None, id: str, *, done: bool) -> tup
     return _put({**state, "begun": no}, parent, call), events
 
 
-def _void(state: CodecState, parent: str | None) -> tuple[CodecState, list[CodecEvent]]:
+def _void(state: CodecState, parent: str | None, first: int = 0) -> tuple[CodecState, list[CodecEvent]]:
     call = state["calls"][parent or ""]
     if call["void"]:
         return state, []
-    events = [_in(parent, Retract(_item(call, index))) for index in call["live"]]
-    return _put(state, parent, {**call, "void": True}), events
+    events = [_in(parent, Retract(_item(call, index))) for index in call["live"] if index >= first]
+    return _put(state, parent, {**call, "done": True, "void": True}), events
 
 
 def _put(state: CodecState, parent: str | None, call: dict[str, Any]) -> CodecState:

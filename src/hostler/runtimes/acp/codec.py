@@ -1,0 +1,398 @@
+"""The Agent Client Protocol, client side, to events and back; pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hostler.runtimes.acp.updates import Naming, announce, fold_update, native_name, next_call, normal_name
+from hostler.runtimes.jsonrpc import Step, error_text, new_state
+from hostler.runtimes.lines import decode_line
+from hostler.types.events import Approval, ModelCall, Notice, Retract, ToolResult
+from hostler.types.result import ErrorInfo
+from hostler.types.runtime import (
+    Answer,
+    CodecState,
+    Command,
+    Ended,
+    Folded,
+    Frame,
+    Identified,
+    Interrupt,
+    LaunchContext,
+    Prompt,
+    StepStarted,
+    Steer,
+    Unfit,
+)
+
+VERSION = 1
+PROTOCOL = 1
+AUTH_REQUIRED = -32000
+_CANCELLED = {"outcome": {"outcome": "cancelled"}}
+
+
+def failure(message: dict[str, Any]) -> ErrorInfo:
+    """Why the agent answered a prompt with an error, as far as the protocol says it."""
+    error = message.get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    return ErrorInfo("model_auth" if code == AUTH_REQUIRED else "program_error", error_text(message))
+
+
+def no_rule(ctx: LaunchContext) -> str:
+    """What becomes of the agent's own permission requests: they are shown to whoever can answer, else granted."""
+    return "ask" if ctx.approvals else "allow"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Where agents differ within the protocol.
+
+    ``names_tools``: the first title of a tool call is the tool's name. ``steers``: a second prompt joins the running one.
+    ``keeps_cwd``: a session runs where it was made, whatever a resume says, so that must be asked for.
+    ``servers``: MCP servers are given with the session, not in the agent's own configuration.
+    """
+
+    names_tools: bool = False
+    host_prefix: str = "mcp__host__"
+    steers: bool = False
+    keeps_cwd: bool = False
+    servers: bool = True
+    permission: Callable[[LaunchContext], str] = no_rule
+    failure: Callable[[dict[str, Any]], ErrorInfo] = failure
+
+
+class AcpCodec:
+    """Its state: the session, the open turn with its text and tools, open approvals, the next request id."""
+
+    version = VERSION
+
+    def __init__(self, dialect: Dialect | None = None) -> None:
+        self.dialect = dialect or Dialect()
+        self._naming = Naming(self.dialect.names_tools, self.dialect.host_prefix)
+
+    def start(self, ctx: LaunchContext) -> Folded:
+        servers = mcp_servers(ctx) if self.dialect.servers else []
+        state = new_state(
+            VERSION,
+            session=None,
+            resume=ctx.resume,
+            setup={"cwd": ctx.workdir, "mcpServers": servers},
+            permission=self.dialect.permission(ctx),
+            method=None,
+            turn=None,
+            unfit=None,
+            tools={},
+            said=[],
+            asks={},
+        )
+        step = self._step(state)
+        step.request(
+            "init",
+            "initialize",
+            {
+                "protocolVersion": PROTOCOL,
+                "clientInfo": {"name": "hostler", "title": "hostler", "version": str(VERSION)},
+                "clientCapabilities": {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False},
+            },
+        )
+        return step.done()
+
+    def fold(self, state: CodecState, item: Frame | ModelCall) -> Folded:
+        step = self._step(state)
+        if isinstance(item, ModelCall):
+            _call_over(step, item)
+        elif item.kind == "note":
+            _noted(step, item.data)
+        elif item.kind == "out":
+            line = decode_line(item.data)
+            for message in line.objects:
+                if "method" not in message:
+                    self._answer(step, message)
+                elif "id" in message:
+                    self._asked(step, message["id"], str(message["method"]), message.get("params") or {})
+                elif message["method"] == "session/update":
+                    self._told(step, message.get("params") or {})
+            if line.noise:
+                step.emit(Notice("noise", line.noise))
+        return step.done()
+
+    def encode(self, state: CodecState, command: Command) -> Folded:
+        step = self._step(state)
+        match command:
+            case Prompt():
+                _prompt(step, command)
+            case Interrupt():
+                _interrupt(step)
+            case Steer():
+                _steer(step, command, self.dialect.steers)
+            case Answer():
+                _decide(step, command)
+        return step.done()
+
+    def _step(self, state: CodecState) -> Step:
+        return Step(state, version="2.0")
+
+    # ---- answers to our requests ------------------------------------------------------------------------------------
+
+    def _answer(self, step: Step, message: dict[str, Any]) -> None:
+        found = step.answered(message)
+        if not found:
+            return
+        method, note = found
+        result = message.get("result") or {}
+        if method == "session/prompt":
+            self._prompt_answered(step, message, note)
+        elif "error" in message:
+            _unfit(step, f"The agent refused {method}: {error_text(message)}")
+        elif method == "initialize":
+            self._initialized(step, result)
+        elif method == "session/list":
+            _located(step, result)
+        else:
+            _joined(step, result)
+
+    def _initialized(self, step: Step, result: dict[str, Any]) -> None:
+        if not step.state["resume"]:
+            _join(step, "session/new")
+            return
+        able = result.get("agentCapabilities") or {}
+        if "resume" in (able.get("sessionCapabilities") or {}):
+            step.state["method"] = "session/resume"
+        elif able.get("loadSession"):
+            step.state["method"] = "session/load"
+        else:
+            _unfit(step, "This agent can neither resume nor load a session.")
+            return
+        if self.dialect.keeps_cwd:
+            step.request("locate", "session/list", {"cwd": step.state["setup"]["cwd"]})
+        else:
+            _join(step, step.state["method"])
+
+    def _prompt_answered(self, step: Step, message: dict[str, Any], note: Any) -> None:
+        turn = step.state["turn"]
+        if not turn or note not in turn["prompts"]:
+            return
+        turn["prompts"] = [key for key in turn["prompts"] if key != note]
+        if "error" in message and note != turn["id"]:
+            step.emit(Notice("steer_refused", error_text(message)))
+        elif "error" in message:
+            turn["ended"] = {"error": message["error"]}
+        else:
+            turn["ended"] = {"stop": (message.get("result") or {}).get("stopReason")}
+        if not turn["prompts"]:
+            self._end(step, turn["ended"] or {"stop": "end_turn"})
+
+    def _end(self, step: Step, how: dict[str, Any]) -> None:
+        for call, (_, _, _, told) in step.state["tools"].items():
+            if told:
+                step.emit(ToolResult(call, "interrupted", is_error=True))
+        interrupted = step.state["turn"]["interrupt"]
+        step.state.update(turn=None, tools={}, said=[], asks={})
+        stop = how.get("stop")
+        if interrupted or stop == "cancelled":
+            step.emit(Ended("interrupted"))
+        elif "error" in how:
+            step.emit(Ended("error", error=self.dialect.failure(how)))
+        elif stop == "max_turn_requests":
+            step.emit(Ended("max_turns"))
+        elif stop == "refusal":
+            step.emit(Ended("error", error=ErrorInfo("model_refused", "The model refused to go on.")))
+        else:
+            if stop == "max_tokens":
+                step.emit(Notice("max_tokens", "The answer was cut at the model's limit of output tokens."))
+            step.emit(Ended("done"))
+
+    # ---- what the agent tells ---------------------------------------------------------------------------------------
+
+    def _told(self, step: Step, params: dict[str, Any]) -> None:
+        turn = step.state["turn"]
+        if turn and turn["input"] is None and params.get("sessionId") == step.state["session"]:
+            fold_update(step, params.get("update") or {}, self._naming)
+
+    # ---- what the agent asks ----------------------------------------------------------------------------------------
+
+    def _asked(self, step: Step, number: Any, method: str, params: dict[str, Any]) -> None:
+        if method != "session/request_permission":
+            step.refuse(f"refused:{number}", number, method)
+            return
+        turn, call = step.state["turn"], params.get("toolCall") or {}
+        options = {str(o.get("kind")): o.get("optionId") for o in params.get("options") or []}
+        if not turn or turn["interrupt"]:
+            step.reply(f"answer:{number}", number, _CANCELLED)
+            return
+        ask = f"{turn['id']}:{number}"
+        step.state["asks"][ask] = [number, options]
+        tool = str(call.get("toolCallId"))
+        if known := step.state["tools"].get(tool):
+            announce(step, tool, call.get("rawInput"))
+        if step.state["permission"] == "ask":
+            name = known[1] if known else normal_name(native_name(call), call.get("kind"))
+            shown = {"call": tool, "title": call.get("title"), "input": call.get("rawInput")}
+            step.emit(Approval(ask, name, {k: v for k, v in shown.items() if v}))
+        else:
+            _decide(step, Answer(ask, step.state["permission"] == "allow"))
+
+
+# ---- the session ----------------------------------------------------------------------------------------------------
+
+
+def _join(step: Step, method: str) -> None:
+    setup, resume = step.state["setup"], step.state["resume"]
+    step.request("start", method, {**setup, "sessionId": resume} if resume else setup)
+
+
+def _located(step: Step, result: dict[str, Any]) -> None:
+    cwd, resume = step.state["setup"]["cwd"], step.state["resume"]
+    if any(s.get("sessionId") == resume and s.get("cwd") == cwd for s in result.get("sessions") or []):
+        _join(step, step.state["method"])
+    else:
+        _unfit(step, f"The agent has no session {resume} in {cwd}: it would go on in the directory where it was made.")
+
+
+def _joined(step: Step, result: dict[str, Any]) -> None:
+    state = step.state
+    session = state["resume"] or result.get("sessionId")
+    if not isinstance(session, str) or result.get("sessionId") not in (None, session):
+        _unfit(step, f"The agent opened the session {result.get('sessionId')!r} instead of {state['resume']!r}.")
+        return
+    state.update(session=session, setup=None)
+    step.emit(Identified(session))
+    if state["turn"] and state["turn"]["input"] is not None:
+        _begin(step)
+
+
+def _unfit(step: Step, message: str) -> None:
+    step.state["unfit"] = message
+    step.emit(Unfit(message))
+
+
+def mcp_servers(ctx: LaunchContext) -> list[dict[str, Any]]:
+    """The host's tool server and the caller's, as the protocol wants them."""
+    servers = [_server(name, spec) for name, spec in ctx.mcp_servers.items()]
+    if ctx.tool_url:
+        servers.append(_server("host", {"url": ctx.tool_url, "headers": {"Authorization": f"Bearer {ctx.tool_token}"}}))
+    return servers
+
+
+def _server(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    if url := spec.get("url"):
+        kind = spec.get("type") if spec.get("type") in ("http", "sse") else "http"
+        return {"type": kind, "name": name, "url": url, "headers": _pairs(spec.get("headers"))}
+    return {
+        "name": name,
+        "command": spec["command"],
+        "args": list(spec.get("args") or ()),
+        "env": _pairs(spec.get("env")),
+    }
+
+
+def _pairs(values: Mapping[str, str] | None) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in (values or {}).items()]
+
+
+# ---- commands -------------------------------------------------------------------------------------------------------
+
+
+def _prompt(step: Step, prompt: Prompt) -> None:
+    if step.state["unfit"]:
+        step.emit(Unfit(step.state["unfit"]))
+        return
+    content: list[dict[str, Any]] = [{"type": "text", "text": prompt.text}]
+    content += [{"type": "image", "mimeType": media, "data": data} for media, data in prompt.images]
+    step.state["turn"] = {
+        "id": prompt.turn,
+        "input": content,
+        "prompts": [prompt.turn],
+        "steer": [],
+        "ended": None,
+        "interrupt": False,
+        "message": None,  # the id of the message that is being written
+        "attempt": 0,  # grows with each model call that was cut, so that its pieces can be taken back
+        "block": 0,  # grows where the agent does not name its messages
+        "over": False,  # the model call is over
+        "worked": False,  # it called tools
+    }
+    if step.state["session"]:
+        _begin(step)
+
+
+def _begin(step: Step) -> None:
+    turn = step.state["turn"]
+    content, turn["input"] = turn["input"], None
+    step.request(turn["id"], "session/prompt", {"sessionId": step.state["session"], "prompt": content}, note=turn["id"])
+    step.emit(StepStarted())
+    for key, text in turn["steer"]:
+        _send_steer(step, key, text)
+    turn["steer"] = []
+
+
+def _interrupt(step: Step) -> None:
+    turn = step.state["turn"]
+    if not turn or turn["interrupt"]:
+        return
+    if turn["input"] is not None:
+        step.state["turn"] = None
+        step.emit(Ended("interrupted"))
+        return
+    turn["interrupt"] = True
+    for ask, (number, _) in step.state["asks"].items():
+        step.reply(f"answer:{ask}", number, _CANCELLED)
+    step.state["asks"] = {}
+    step.notify(f"interrupt:{turn['id']}", "session/cancel", {"sessionId": step.state["session"]})
+
+
+def _steer(step: Step, command: Steer, able: bool) -> None:
+    turn = step.state["turn"]
+    if not turn or not able or turn["interrupt"]:
+        why = "This agent takes nothing during a turn" if not able else "The turn is over"
+        step.emit(Notice("steer_refused", f"{why}; what was said to it was not delivered."))
+    elif turn["input"] is not None:
+        turn["steer"] = [*turn["steer"], [command.key, command.text]]
+    else:
+        _send_steer(step, command.key, command.text)
+
+
+def _send_steer(step: Step, key: str, text: str) -> None:
+    turn = step.state["turn"]
+    turn["prompts"] = [*turn["prompts"], key]
+    params = {"sessionId": step.state["session"], "prompt": [{"type": "text", "text": text}]}
+    step.request(key, "session/prompt", params, note=key)
+
+
+def _decide(step: Step, command: Answer) -> None:
+    ask = step.state["asks"].pop(command.id, None)
+    if not ask:
+        return  # answered before, or no longer asked
+    number, options = ask
+    verb = "allow" if command.allow else "reject"
+    wanted = [f"{verb}_always", f"{verb}_once"] if command.always else [f"{verb}_once", f"{verb}_always"]
+    chosen = next((options[kind] for kind in wanted if kind in options), None)
+    outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else _CANCELLED
+    step.reply(f"answer:{command.id}", number, outcome)
+
+
+# ---- the model calls, as the keeper and the endpoint saw them -------------------------------------------------------
+
+
+def _noted(step: Step, data: bytes) -> None:
+    """A call that was cut is made again, and the agent tells its pieces again without a word. The keeper notes the cut
+    after all that the agent made of the first attempt and before the second."""
+    turn = step.state["turn"]
+    try:
+        note = json.loads(data)
+    except ValueError:
+        return
+    if turn and isinstance(note, dict) and note.get("what") == "cut":
+        step.emit(*(Retract(item) for item in step.state["said"]))
+        step.state["said"] = []
+        turn["attempt"] += 1
+
+
+def _call_over(step: Step, call: ModelCall) -> None:
+    turn = step.state["turn"]
+    if turn and turn["input"] is None and call.status == "ok":
+        turn["over"] = True
+        next_call(step)

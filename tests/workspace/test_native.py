@@ -1,0 +1,427 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hostler.types.errors import SessionLost
+from hostler.types.runtime import NativeFile
+from hostler.workspace import native
+
+ID = "0199-abc"
+LOG = NativeFile("projects/*/{id}.jsonl", "jsonl")
+DB = NativeFile("share/app.db", "sqlite")
+META = NativeFile("projects/**/meta.json")
+FILES = (LOG, DB, META)
+
+
+class Home:
+    def __init__(self, base: Path) -> None:
+        self.path = base / "home"
+        self.saved = base / "native"
+        self.path.mkdir()
+        self.manifest: dict[str, Any] | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.path / "projects" / "-w-p" / f"{ID}.jsonl"
+
+    def write(self, name: str, data: bytes) -> Path:
+        file = self.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        return file
+
+    def append(self, *records: object) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log, "ab") as file:
+            file.writelines(json.dumps(record).encode() + b"\n" for record in records)
+
+    def save(self, files: tuple[NativeFile, ...] = FILES) -> dict[str, Any]:
+        self.manifest = json.loads(json.dumps(native.save(str(self.path), str(self.saved), files, ID, self.manifest)))
+        return self.manifest
+
+    def check(self, files: tuple[NativeFile, ...] = FILES) -> str:
+        return native.check(str(self.path), files, ID, self.manifest)
+
+    def restore(self) -> None:
+        assert self.manifest is not None
+        native.restore(str(self.saved), str(self.path), self.manifest)
+
+    def blob(self, path: Path) -> Path:
+        assert self.manifest is not None
+        name = str(path.relative_to(self.path))
+        return self.saved / next(item["blob"] for item in self.manifest["files"] if item["path"] == name)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+@pytest.fixture
+def database(home: Home) -> Iterator[sqlite3.Connection]:
+    (home.path / "share").mkdir()
+    db = sqlite3.connect(home.path / "share" / "app.db")
+    db.execute("pragma journal_mode=wal")
+    db.execute("create table m (t text)")
+    db.commit()
+    yield db
+    db.close()
+
+
+def rows(path: Path) -> list[str]:
+    db = sqlite3.connect(path)
+    try:
+        return [text for (text,) in db.execute("select t from m order by rowid")]
+    finally:
+        db.close()
+
+
+def test_history_moves_to_a_new_home(home: Home, database: sqlite3.Connection) -> None:
+    home.append({"n": 1, "t": "a\u2028b\x85"}, {"n": 2})
+    meta = home.write("projects/x/y/meta.json", b'{"a": 1}')
+    os.chmod(meta, 0o640)
+    home.write(f"projects/-w-p/other{ID}.jsonl", b"{}\n")
+    database.execute("insert into m values ('in the log')")
+    database.commit()
+    assert os.path.getsize(home.path / "share/app.db-wal") > 0
+    manifest = home.save()
+    assert manifest["skipped"] == []
+    assert [(item["path"], item["kind"]) for item in manifest["files"]] == [
+        (f"projects/-w-p/{ID}.jsonl", "jsonl"),
+        ("projects/x/y/meta.json", "file"),
+        ("share/app.db", "sqlite"),
+    ]
+    original = home.log.read_bytes()
+    database.close()
+    assert home.check() == "ok"
+    shutil.rmtree(home.path)
+    home.path.mkdir()
+    assert home.check() == "missing"
+    home.restore()
+    assert home.check() == "ok"
+    assert home.log.read_bytes() == original
+    assert rows(home.path / "share/app.db") == ["in the log"]
+    assert meta.read_bytes() == b'{"a": 1}'
+    assert meta.stat().st_mode & 0o777 == 0o640
+    assert sorted(p.name for p in home.path.rglob("*") if p.is_file()) == sorted([f"{ID}.jsonl", "app.db", "meta.json"])
+
+
+def test_a_large_log_costs_only_its_new_tail(home: Home) -> None:
+    line = json.dumps({"t": "x" * 2500}).encode() + b"\n"
+    home.write(f"projects/-w-p/{ID}.jsonl", line * 10_000)
+    home.save()
+    blob = home.blob(home.log)
+    inode = blob.stat().st_ino
+    home.append({"new": 1})
+    started = time.perf_counter()
+    home.save()
+    took = time.perf_counter() - started
+    print(f"25 MB log, one new line: {took * 1000:.1f} ms")
+    assert home.blob(home.log) == blob
+    assert blob.stat().st_ino == inode
+    assert blob.read_bytes() == home.log.read_bytes()
+    before = blob.stat().st_mtime_ns
+    home.save()
+    assert blob.stat().st_mtime_ns == before, "nothing new, nothing written"
+
+
+@pytest.mark.parametrize("how", ["rewritten", "replaced", "shorter", "same size"])
+def test_a_log_that_did_not_only_grow_is_copied_anew(home: Home, how: str) -> None:
+    home.append(*({"n": n, "t": "y" * 100} for n in range(100)))
+    home.save()
+    old, first = home.blob(home.log), home.manifest
+    assert first is not None
+    content = home.log.read_bytes()
+    if how == "rewritten":
+        home.log.write_bytes(content.replace(b'"n": 99', b'"n": 77') + b'{"z": 1}\n')
+    elif how == "replaced":
+        home.log.unlink()
+        home.append({"other": 1}, *({"m": n, "t": "z" * 200} for n in range(100)))
+    elif how == "shorter":
+        home.log.write_bytes(content[: content.index(b"\n") + 1])
+    else:
+        home.log.write_bytes(content.replace(b'"n": 50', b'"n": 05'))
+    home.save()
+    assert home.blob(home.log) != old
+    assert home.blob(home.log).read_bytes() == home.log.read_bytes()
+    home.manifest = first  # the host died before it recorded the new manifest
+    home.log.unlink()
+    home.restore()
+    assert home.log.read_bytes() == content
+
+
+def test_a_crash_before_the_manifest_is_recorded_keeps_the_old_one_good(home: Home) -> None:
+    home.append({"n": 1})
+    recorded = home.save()
+    content = home.log.read_bytes()
+    home.append({"n": 2})
+    home.save()  # appended to the same copy, never recorded
+    home.manifest = recorded
+    home.append({"n": 3})
+    home.save()
+    assert home.blob(home.log).read_bytes() == home.log.read_bytes()
+    home.manifest = recorded
+    home.log.unlink()
+    home.restore()
+    assert home.log.read_bytes() == content
+
+
+def test_a_log_cut_at_any_byte_of_its_last_record_loads(home: Home) -> None:
+    home.append({"n": 1}, {"n": 2, "t": "ä\u2028"})
+    whole = home.log.read_bytes()
+    start = whole.index(b"\n") + 1
+    for end in range(start, len(whole) + 1):
+        home.manifest = None
+        home.log.write_bytes(whole[:end])
+        assert home.check() == "ok"
+        lines = home.log.read_bytes()
+        assert lines == (whole if end >= len(whole) - 1 else whole[:start])
+        home.append({"n": 3})
+        assert [json.loads(line)["n"] for line in home.log.read_bytes().split(b"\n") if line][-1] == 3
+    home.log.write_bytes(whole)
+    home.save()
+    for end in range(len(whole) + 1):
+        home.log.write_bytes(whole[:end])
+        assert home.check() == ("ok" if end >= len(whole) - 1 else "damaged")
+        home.restore()
+        assert home.log.read_bytes() == whole
+        assert home.check() == "ok"
+
+
+def test_a_torn_line_is_not_saved(home: Home) -> None:
+    home.append({"n": 1})
+    good = home.log.read_bytes()
+    home.log.write_bytes(good + b'{"n": 2, "t": "to')
+    home.save()
+    assert home.blob(home.log).read_bytes() == good
+    assert home.check() == "ok"
+    assert home.log.read_bytes() == good
+    home.append({"n": 3})
+    home.save()
+    assert home.blob(home.log).read_bytes() == home.log.read_bytes()
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 4096 + b"\n", b"garbage\n", b'{"cut": "of\n{"n": 4}\n', b""])
+def test_damage_in_home_is_restored_and_never_saved(home: Home, damage: bytes) -> None:
+    home.append({"n": 1}, {"n": 2})
+    home.save()
+    good = home.log.read_bytes()
+    home.log.write_bytes(good + damage if damage else b"")
+    skipped = native.save(str(home.path), str(home.saved), FILES, ID, home.manifest)
+    if damage == b"":
+        assert "damaged or empty" in skipped["skipped"][0]
+    assert home.check() == "damaged"
+    home.restore()
+    assert home.log.read_bytes() == good
+
+
+def test_zeros_behind_a_good_log_are_cut_off(home: Home) -> None:
+    home.append({"n": 1})
+    good = home.log.read_bytes()
+    home.save()
+    home.log.write_bytes(good + b"\0" * 5000)
+    assert home.check() == "ok"
+    assert home.log.read_bytes() == good
+
+
+def test_lost_is_said(home: Home) -> None:
+    assert home.check() == "lost"
+    assert home.save() == {"files": [], "skipped": []}
+    assert home.check() == "lost"
+    home.log.parent.mkdir(parents=True)
+    home.log.write_bytes(b"\0\0\0\n")
+    assert home.check() == "lost"
+    home.log.unlink()
+    home.append({"n": 1})
+    home.save()
+    home.blob(home.log).write_bytes(b"")
+    home.log.unlink()
+    with pytest.raises(SessionLost):
+        home.restore()
+
+
+def test_what_the_agent_deletes_keeps_its_copy(home: Home) -> None:
+    home.append({"n": 1})
+    home.save()
+    content = home.log.read_bytes()
+    shutil.rmtree(home.path / "projects")
+    assert len(home.save()["files"]) == 1
+    assert home.check() == "missing"
+    home.restore()
+    assert home.log.read_bytes() == content
+
+
+def test_a_newer_log_in_home_is_not_overwritten(home: Home) -> None:
+    home.append({"n": 1})
+    home.write("projects/meta.json", b"{}")
+    home.save()
+    home.append({"n": 2})
+    newer = home.log.read_bytes()
+    (home.path / "projects" / "meta.json").unlink()
+    assert home.check() == "missing"
+    home.restore()
+    assert home.log.read_bytes() == newer
+    assert (home.path / "projects" / "meta.json").exists()
+
+
+@pytest.mark.timeout(20)
+def test_only_regular_files_inside_home_are_taken(home: Home, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b'{"key": "outside"}\n')
+    other = tmp_path / "outside"
+    other.mkdir()
+    (other / f"{ID}.jsonl").write_bytes(b'{"key": "outside"}\n')
+    (other / "meta.json").write_bytes(b"outside")
+    folder = home.path / "projects"
+    (folder / "a").mkdir(parents=True)
+    os.symlink(secret, folder / "a" / f"{ID}.jsonl")
+    os.symlink(other, folder / "b")
+    (folder / "c").mkdir()
+    os.mkfifo(folder / "c" / f"{ID}.jsonl")
+    (home.path / "share").mkdir()
+    sqlite3.connect(other / "app.db").close()
+    os.symlink(other / "app.db", home.path / "share" / "app.db")
+    manifest = home.save()
+    assert manifest["files"] == []
+    assert os.listdir(home.saved) == []
+    assert home.check() == "lost"
+
+
+def test_links_in_the_way_of_a_restore_are_removed_not_followed(home: Home, tmp_path: Path) -> None:
+    home.append({"n": 1})
+    home.save()
+    content = home.log.read_bytes()
+    outside = tmp_path / "outside"
+    (outside / "-w-p").mkdir(parents=True)
+    (outside / "-w-p" / f"{ID}.jsonl").write_bytes(b"mine\n")
+    shutil.rmtree(home.path / "projects")
+    os.symlink(outside, home.path / "projects")
+    assert home.check() == "damaged"
+    home.restore()
+    assert home.log.read_bytes() == content
+    assert not (home.path / "projects").is_symlink()
+    assert (outside / "-w-p" / f"{ID}.jsonl").read_bytes() == b"mine\n"
+    home.log.unlink()
+    home.log.mkdir()
+    (home.log / "x").write_text("")
+    home.restore()
+    assert home.log.read_bytes() == content
+
+
+def test_a_hard_link_is_not_written_through(home: Home, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.jsonl"
+    outside.write_bytes(b'{"n": 1}\n{"torn": ')
+    home.log.parent.mkdir(parents=True)
+    os.link(outside, home.log)
+    assert home.check() == "ok"
+    assert home.log.read_bytes() == b'{"n": 1}\n'
+    assert outside.read_bytes() == b'{"n": 1}\n{"torn": '
+
+
+@pytest.mark.parametrize("native_id", ["../secret", "*", "a/b", "[a-z]", "", "x" * 300, "a\0b"])
+def test_an_id_matches_only_itself(home: Home, native_id: str) -> None:
+    home.append({"n": 1})
+    home.write("secret.jsonl", b"{}\n")
+    manifest = native.save(str(home.path), str(home.saved), (LOG,), native_id, None)
+    assert manifest["files"] == []
+
+
+def test_limits(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(12):
+        home.write(f"projects/{number:02}/meta.json", b"{}" * 50)
+    monkeypatch.setattr(native, "_MAX_FILES", 10)
+    monkeypatch.setattr(native, "_MAX_BYTES", 850)
+    manifest = home.save()
+    assert len(manifest["files"]) == 8
+    assert len(manifest["skipped"]) == 4
+    with open(home.path / "projects" / "00" / "meta.json", "wb") as file:
+        file.truncate(1 << 40)  # sparse
+    started = time.monotonic()
+    manifest = home.save()
+    assert time.monotonic() - started < 5
+    assert any("limit" in reason for reason in manifest["skipped"])
+
+
+def test_a_database_that_is_written_to_meanwhile_is_consistent(home: Home, database: sqlite3.Connection) -> None:
+    database.execute("create table n (t text)")
+    database.commit()
+    stop = threading.Event()
+
+    def write() -> None:
+        db = sqlite3.connect(home.path / "share" / "app.db", timeout=10)
+        while not stop.is_set():
+            with db:
+                db.execute("insert into m values (?)", ("x" * 2000,))
+                db.execute("insert into n values (?)", ("x" * 2000,))
+            time.sleep(0.005)
+        db.close()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        saved = 0
+        for _ in range(15):
+            manifest = home.save((DB,))
+            if not manifest["skipped"]:
+                saved += 1
+            if manifest["files"]:
+                copy = sqlite3.connect(home.blob(home.path / "share" / "app.db"))
+                assert len({copy.execute(f"select count(*) from {table}").fetchone() for table in "mn"}) == 1
+                copy.close()
+            time.sleep(0.01)
+    finally:
+        stop.set()
+        thread.join()
+    home.save((DB,))
+    assert home.manifest is not None
+    assert home.manifest["skipped"] == []
+    assert saved
+
+
+def test_a_database_cannot_have_files_deleted(home: Home, database: sqlite3.Connection) -> None:
+    database.close()
+    home.write("share/app.db-journal", b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + b"\0" * 600)
+    manifest = home.save((DB,))
+    assert "transaction" in manifest["skipped"][0]
+    home.write("share/app.db-journal", b"\0" * 600)
+    manifest = home.save((DB,))
+    assert manifest["skipped"] == []
+
+
+@pytest.mark.parametrize("damage", ["garbage", "middle", "empty"])
+def test_a_damaged_database_is_restored(home: Home, database: sqlite3.Connection, damage: str) -> None:
+    database.executemany("insert into m values (?)", [("x" * 3000,)] * 50)
+    database.commit()
+    database.close()
+    home.save((DB,))
+    assert home.check((DB,)) == "ok"
+    path = home.path / "share" / "app.db"
+    data = path.read_bytes()
+    path.write_bytes({"garbage": b"no", "middle": data[:8000] + os.urandom(30_000) + data[38_000:], "empty": b""}[damage])
+    home.write("share/app.db-wal", b"stale")
+    assert home.save((DB,))["skipped"] != []
+    assert home.check((DB,)) == "damaged"
+    home.restore()
+    assert home.check((DB,)) == "ok"
+    assert len(rows(path)) == 50
+
+
+def test_copies_that_nothing_names_go_after_a_while(home: Home) -> None:
+    home.append({"n": 1})
+    home.save()
+    (home.saved / "old").write_text("")
+    (home.saved / "fresh").write_text("")
+    os.utime(home.saved / "old", (1, 1))
+    os.utime(home.blob(home.log), (1, 1))
+    home.save()
+    assert sorted(os.listdir(home.saved)) == sorted([home.blob(home.log).name, "fresh"])
