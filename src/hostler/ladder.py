@@ -190,7 +190,7 @@ def _native_id(stored: Stored, place: Place) -> str | None:
         return None
     native_id = stored.native_id or stored.new_id
     found = native.check(place.dirs.home, place.runtime.native_files, native_id, stored.native)
-    if found == "ok" or (found != "lost" and stored.native):
+    if found == "ok" or native.restorable(place.dirs.native, stored.native):
         return native_id
     if not stored.finished:
         return None  # its first turn never came to a history

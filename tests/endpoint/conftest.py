@@ -5,6 +5,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are imported without it (import mode importlib)
 
-from endpoint_door import run, shared_server  # noqa: E402
+from endpoint_door import run, shared_server
 
 __all__ = ["run", "shared_server"]

@@ -76,7 +76,7 @@ def shared_server() -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def run(shared_server: ModelServer) -> Iterator[Run]:
+def run(shared_server: ModelServer) -> Run:
     """Run a test's coroutine function with a `Door`; keyword arguments go to the endpoint."""
     shared_server.clear()
 
@@ -87,4 +87,4 @@ def run(shared_server: ModelServer) -> Iterator[Run]:
 
         asyncio.run(main())
 
-    yield go
+    return go

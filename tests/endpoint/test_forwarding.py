@@ -59,9 +59,7 @@ def test_credentials_and_headers(run: Run, wire: str, gateway: bool) -> None:
         bearer = gateway or wire != "anthropic"
         assert sent.get("authorization") == (f"Bearer {KEY}" if bearer else None)
         metadata = sent.get("x-litellm-spend-logs-metadata")
-        assert (json.loads(metadata) if metadata else None) == (
-            {"session": "chat-7", "team": "ä"} if gateway else None
-        )
+        assert (json.loads(metadata) if metadata else None) == ({"session": "chat-7", "team": "ä"} if gateway else None)
         assert sent.get("x-litellm-tags") == ("session:chat-7" if gateway else None)
 
     run(test)
@@ -107,7 +105,9 @@ def test_fields_that_lead_elsewhere_are_dropped(run: Run) -> None:
     run(test)
 
 
-@pytest.mark.parametrize("options", [{}, {"stream_options": None}, {"stream_options": {"include_usage": False, "x": 1}}])
+@pytest.mark.parametrize(
+    "options", [{}, {"stream_options": None}, {"stream_options": {"include_usage": False, "x": 1}}]
+)
 def test_chat_streams_always_tell_their_usage(run: Run, options: dict[str, Any]) -> None:
     async def test(door: Door) -> None:
         door.open("chat")

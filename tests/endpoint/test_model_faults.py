@@ -198,6 +198,35 @@ def test_the_call_after_three_broken_ones_is_refused_once(run: Run, wire: str) -
     run(test)
 
 
+def test_a_program_that_waits_long_between_its_attempts_has_two(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hostler.endpoint.forwarding.LONG_WAIT", 0.1)
+
+    async def test(door: Door) -> None:
+        door.open()
+        for _ in range(2):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await door.ask(prompt=script(text="x", drop=True))
+            await asyncio.sleep(0.06)
+        assert (await door.ask()).status_code == 502
+        assert (await door.ask()).status_code == 200
+
+    run(test)
+
+
+def test_a_refusal_that_nobody_came_for_is_forgotten(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hostler.endpoint.forwarding.REFUSAL_TTL", 0.05)
+
+    async def test(door: Door) -> None:
+        door.open()
+        for _ in range(3):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await door.ask(prompt=script(text="x", drop=True))
+        await asyncio.sleep(0.1)
+        assert (await door.ask()).status_code == 200
+
+    run(test)
+
+
 def test_a_whole_answer_or_a_new_turn_forgets_broken_ones(run: Run) -> None:
     async def test(door: Door) -> None:
         async def cut(times: int) -> None:
@@ -453,7 +482,7 @@ def sse(data: bytes) -> bytes:
     return head.encode() + data
 
 
-class raw_upstream:  # noqa: N801
+class raw_upstream:
     """A server that gives the same bytes to every request."""
 
     def __init__(self, answer: bytes) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from keeper_support import Starter  # noqa: E402
+from keeper_support import Starter
 
-from hostler.keeper import KeeperAddress, KeeperSpec, destroy, start  # noqa: E402
+from hostler.keeper import KeeperAddress, KeeperSpec, destroy, start
 
 
 @pytest.fixture(params=["pidns", "guardian"])

@@ -145,7 +145,9 @@ def test_sweep_turn_spares_the_program(tmp_path: Path, keep: Starter, guard: str
 def test_sweep_turn_spares_what_a_wrapper_starts_late(tmp_path: Path, keep: Starter, guard: str) -> None:
     """The turn may be opened before a wrapper has started the program proper."""
     inner = "import sys\nfor line in sys.stdin.buffer: sys.stdout.write('inner\\n'); sys.stdout.flush()"
-    code = f"import subprocess, sys, time; time.sleep(0.3); subprocess.run([sys.executable, '-I', '-S', '-c', {inner!r}])"
+    code = (
+        f"import subprocess, sys, time; time.sleep(0.3); subprocess.run([sys.executable, '-I', '-S', '-c', {inner!r}])"
+    )
 
     async def work() -> None:
         held = await hold(await keep(program(tmp_path, code)))
@@ -399,9 +401,7 @@ def test_without_privilege(tmp_path: Path, guard: str, short_runtime_dir: Path) 
         pytest.skip("another user cannot read this installation")
     os.chown(short_runtime_dir, nobody, nobody)
     spec = program(short_runtime_dir, cwd="/", argv=[python, *PYTHON[1:], PROGRAM])
-    done = subprocess.run(
-        [python, "-c", UNPRIVILEGED], input=json.dumps(spec.__dict__), text=True, timeout=30, **other
-    )
+    done = subprocess.run([python, "-c", UNPRIVILEGED], input=json.dumps(spec.__dict__), text=True, timeout=30, **other)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["uid"] == nobody

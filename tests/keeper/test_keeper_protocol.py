@@ -227,8 +227,7 @@ def test_epochs(tmp_path: Path, keep: Starter) -> None:
         with pytest.raises(KeeperReplaced):
             await Reader(old).rest()
         with pytest.raises(KeeperReplaced):
-            for _ in range(50):
-                await old.send("late", b"echo late")
+            await old.send("late", b"echo late")
         for action in (old.sweep_turn, old.end, old.kill):
             with pytest.raises(KeeperReplaced):
                 await action()
@@ -251,8 +250,7 @@ def test_six_racers(tmp_path: Path, keep: Starter) -> None:
             await held.send(f"{epoch}", b"echo %d" % epoch)
             await Reader(held).rest()
         except KeeperRefused as refused:
-            assert refused.reason == "stale"
-            return "refused"
+            return refused.reason
         except KeeperReplaced:
             return "replaced"
         return "?"
@@ -266,7 +264,7 @@ def test_six_racers(tmp_path: Path, keep: Starter) -> None:
             winner = racers[epochs.index(max(epochs))]
             await asyncio.wait(set(racers) - {winner})
             assert not winner.done()
-            assert {r.result() for r in racers if r is not winner} <= {"refused", "replaced"}
+            assert {r.result() for r in racers if r is not winner} <= {"stale", "replaced"}
             final = await hold(address, epoch=start_epoch + 6, holder="final")
             assert await winner == "replaced"
             await final.detach()

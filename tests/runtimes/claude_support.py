@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stdio_driver import Driver
+from tests.runtimes.stdio_driver import Driver
 
 from hostler.runtimes.claude_code import RUNTIME
 from hostler.testing.model_server import ModelServer

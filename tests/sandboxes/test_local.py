@@ -24,7 +24,13 @@ def host(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.delenv(name)
     for name in CANARIES:
         monkeypatch.setenv(name, "canary")
-    for name, value in {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "LC_TIME": "C", "TZ": "UTC", "HOME": "/root"}.items():
+    for name, value in {
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "LC_TIME": "C",
+        "TZ": "UTC",
+        "HOME": "/root",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("USER", "me")
     monkeypatch.setenv("SSL_CERT_FILE", "/etc/ca.pem")
@@ -51,7 +57,9 @@ def test_the_environment_is_exactly_this(host: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_what_the_caller_gives_comes_in(host: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    box = sandbox.local(tmp_path, env={"DATABASE": "x", "LANG": "de", "PATH": "/opt/bin"}, inherit=["GITHUB_TOKEN", "NONE"])
+    box = sandbox.local(
+        tmp_path, env={"DATABASE": "x", "LANG": "de", "PATH": "/opt/bin"}, inherit=["GITHUB_TOKEN", "NONE"]
+    )
     env = box.environment(home="/h", tmp="/t")
     assert (env["DATABASE"], env["LANG"], env["PATH"], env["GITHUB_TOKEN"]) == ("x", "de", "/opt/bin", "canary")
     assert "NONE" not in env

@@ -13,7 +13,7 @@ from hostler.telemetry.redaction import MASK, Masker
 from hostler.types.events import Approval, Done, Event, Reasoning, Retract, Text, ToolCall, ToolResult
 from hostler.types.result import Result
 
-SECRET = "canary/+&ä\"key\\0123"
+SECRET = 'canary/+&ä"key\\0123'
 
 
 def leaks(text: str, secret: str) -> bool:
@@ -163,7 +163,9 @@ def test_it_does_not_tell_its_secrets() -> None:
 def test_it_is_quick_with_long_texts_and_long_secrets() -> None:
     import time
 
-    masker: Any = Masker([f"-----BEGIN KEY-----{'QUJD' * 400}{n}" for n in range(3)] + [f"sk-{n:020}" for n in range(10)])
+    masker: Any = Masker(
+        [f"-----BEGIN KEY-----{'QUJD' * 400}{n}" for n in range(3)] + [f"sk-{n:020}" for n in range(10)]
+    )
     started = time.process_time()
     for _ in range(2000):
         masker.feed("i", "Some words of a model, ")

@@ -71,7 +71,15 @@ def test_the_root_itself_can_be_listed_but_not_written_or_removed(root: Root) ->
             operation("/session")
 
 
-CONTENTS = [b"", bytes(range(256)), b"\x89PNG\r\n\x1a\n\0", b"a\r\nb\r\n", "\u2028".encode(), b"aGVsbG8=", os.urandom(3 << 20)]
+CONTENTS = [
+    b"",
+    bytes(range(256)),
+    b"\x89PNG\r\n\x1a\n\0",
+    b"a\r\nb\r\n",
+    "\u2028".encode(),
+    b"aGVsbG8=",
+    os.urandom(3 << 20),
+]
 
 
 @pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
@@ -83,7 +91,9 @@ def test_bytes_come_back_as_they_were(root: Root, content: bytes) -> None:
     assert [e.path for e in root.walk()] == ["d", "d/e", "d/e/f.bin"]
 
 
-@pytest.mark.parametrize("name", ["ä/公共.txt", "a b\n.txt", 'quo"te', "-rf", "a -> b", "\u2028", "\udcff\udcfe", "e\u0301"])
+@pytest.mark.parametrize(
+    "name", ["ä/公共.txt", "a b\n.txt", 'quo"te', "-rf", "a -> b", "\u2028", "\udcff\udcfe", "e\u0301"]
+)
 def test_odd_names_round_trip(root: Root, name: str) -> None:
     root.write(name, b"1")
     found = [entry.path for entry in root.walk() if entry.kind == "file"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import subprocess
@@ -30,7 +31,7 @@ def apply(old: bytes, patch: str) -> bytes:
             texts.append([line[:1], line[1:] + "\n"])
     for mark, text in texts:
         if mark == "@":
-            start, size = (text.split()[1][1:].split(",") + ["1"])[:2]
+            start, size = [*text.split()[1][1:].split(","), "1"][:2]
             begin = int(start) - 1 if int(size) else int(start)
             out += source[at:begin]
             at = begin
@@ -104,7 +105,7 @@ def test_git_takes_the_diffs(tmp_path: Path, name: str) -> None:
     steps = [b"one\ntwo", b"one\n2\nthree\r\n", b"z\n" * 50]
     git_apply(unified(b"", steps[0], name, existed=False))
     assert (tmp_path / name).read_bytes() == steps[0]
-    for old, new in zip(steps, steps[1:], strict=False):
+    for old, new in itertools.pairwise(steps):
         git_apply(unified(old, new, name))
         assert (tmp_path / name).read_bytes() == new
     git_apply(unified(steps[-1], b"", name, exists=False))
@@ -158,7 +159,9 @@ def test_kinds_of_change() -> None:
         {"link": "b", "link2": "a", "file-to-link": "/"},
         frozenset({"target/"}),
     )
-    contents = Contents({"mode": b"m", "touched": b"t", "gone": b"g\n"}, {"mode": b"m", "touched": b"t", "new\udcff": b"n\n"})
+    contents = Contents(
+        {"mode": b"m", "touched": b"t", "gone": b"g\n"}, {"mode": b"m", "touched": b"t", "new\udcff": b"n\n"}
+    )
     assert diff(before, after, contents) == [
         FileChange("fifo", "created"),
         FileChange("file-to-link", "modified"),
@@ -172,7 +175,7 @@ def test_kinds_of_change() -> None:
 
 def test_the_diffs_of_a_turn_are_bounded() -> None:
     after = Snapshot({f"f{n:03}": entry(1) for n in range(40)})
-    changes = diff(Snapshot(), after, Contents({}, {path: b"line\n" * 40_000 for path in after.entries}))
+    changes = diff(Snapshot(), after, Contents({}, dict.fromkeys(after.entries, b"line\n" * 40_000)))
     assert len(changes) == 40
     assert sum(len(change.diff or "") for change in changes) < 5 << 20
     assert changes[0].diff is not None

@@ -11,7 +11,24 @@ from hypothesis import strategies as st
 from hostler.types.errors import SandboxError
 from hostler.workspace import SessionDirs, check_apart, prepare
 
-ALIKE = ["a_b", "a-b", "a.b", "a/b", "A-B", "公共", "共公", "é", "e\u0301", "../../x", "..", ".", "/", "a\0", " ", "x" * 512]
+ALIKE = [
+    "a_b",
+    "a-b",
+    "a.b",
+    "a/b",
+    "A-B",
+    "公共",
+    "共公",
+    "é",
+    "e\u0301",
+    "../../x",
+    "..",
+    ".",
+    "/",
+    "a\0",
+    " ",
+    "x" * 512,
+]
 ALIKE += ["x" * 511, "\ud800", "session", "-", "a b"]
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -216,7 +217,9 @@ def test_content_written_by_the_agent_is_never_taken_for_old(ws: Path, tmp_path:
             assert change.diff is None or (old in change.diff and f"+new{attempt} {number}\n" in change.diff)
 
 
-def test_no_turn_waits_for_the_reading_and_close_stops_it(ws: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_turn_waits_for_the_reading_and_close_stops_it(
+    ws: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hostler.workspace import baseline
 
     reading, go_on = threading.Event(), threading.Event()
@@ -243,7 +246,9 @@ def test_no_turn_waits_for_the_reading_and_close_stops_it(ws: Path, tmp_path: Pa
     assert watch._baseline.wait(0)
 
 
-def test_the_baseline_is_bounded_and_holds_the_smallest(ws: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_baseline_is_bounded_and_holds_the_smallest(
+    ws: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hostler.workspace import baseline
 
     monkeypatch.setattr(baseline, "_MAX_BYTES", 1000)
@@ -272,6 +277,27 @@ def test_too_large_a_workspace_is_said(watch: Watch, ws: Path, monkeypatch: pyte
         (ws / str(number)).write_text("")
     assert watch.changes() == ()
     assert not watch.complete
+
+
+def test_an_agent_that_deletes_its_workspace_has_deleted_its_files(watch: Watch, ws: Path) -> None:
+    (ws / "f").write_text("x\n")
+    begin(watch)
+    shutil.rmtree(ws)
+    assert kinds(watch.changes()) == {"f": "deleted"}
+    watch.save()
+    watch.begin()
+    assert watch.changes() == ()
+
+
+def test_a_full_disk_does_not_stop_a_turn(watch: Watch, ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    watch.begin("turn-1")
+    monkeypatch.setattr("hostler.workspace.watch.os.replace", full)
+    watch.begin("turn-2")
+    (ws / "f").write_text("x\n")
+    assert kinds(watch.changes()) == {"f": "created"}
 
 
 def test_the_private_files_are_private(watch: Watch, ws: Path, tmp_path: Path) -> None:

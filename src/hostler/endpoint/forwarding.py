@@ -23,6 +23,7 @@ from .upstream import Answer, Cut, Upstream
 from .wires import Seen
 
 CUTS = 3  # in a row, then the next call is refused
+LONG_WAIT = 5.0  # seconds that a program has spent waiting between broken calls: then two are enough
 REFUSAL_TTL = 60.0  # seconds: a program that does not come back within them is in another turn
 _PRICE_TIMEOUT = 2.0
 _RESPONSE_HEADERS = ("content-type", "request-id", "x-request-id", "cache-control")
@@ -39,29 +40,35 @@ class Client:
     models: frozenset[str]
     budget: Callable[[], str | None]
     calls: set[Forward] = field(default_factory=set)
+    broken: Failure | None = None
     cuts: int = 0
     cut_at: float = 0.0
-    refusal: Failure | None = None
+    waited: float = 0.0
 
     def note_broken(self, failure: Failure, began: float) -> None:
         """Count a stream that ended early. Streams that ran side by side and broke together count once."""
         if began >= self.cut_at:
             self.cuts += 1
-        self.cut_at = time.monotonic()
-        if failure.code == "model_silent" or self.cuts >= CUTS:
-            times = f", {self.cuts} times in a row" if self.cuts > 1 else ""
-            self.refusal = Failure(failure.code, failure.message + times)
+        self.cut_at, self.broken = time.monotonic(), failure
 
     def note_whole(self) -> None:
-        self.cuts, self.refusal = 0, None
+        self.broken, self.cuts, self.waited = None, 0, 0.0
 
     def take_refusal(self) -> Failure | None:
-        """The failure that the next call is refused with, once."""
-        refusal = self.refusal
-        if refusal is None or time.monotonic() - self.cut_at > REFUSAL_TTL:
+        """The failure that a call which begins now is refused with, once: after silence, or too many cuts."""
+        broken, pause = self.broken, time.monotonic() - self.cut_at
+        if broken is None:
             return None
-        self.cuts, self.refusal = 0, None
-        return refusal
+        if pause > REFUSAL_TTL:
+            self.note_whole()
+            return None
+        self.waited += pause
+        enough = self.cuts >= CUTS or (self.cuts > 1 and self.waited > LONG_WAIT)
+        if not enough and broken.code != "model_silent":
+            return None
+        times = f", {self.cuts} times in a row" if self.cuts > 1 else ""
+        self.note_whole()
+        return Failure(broken.code, broken.message + times)
 
 
 class Forward:

@@ -79,6 +79,7 @@ def rates_of(info: object) -> Rates | None:
 # What was found out, by route. A gateway that did not answer is asked again after a while.
 _in_lists: dict[Route, bool] = {}
 _told: dict[Route, tuple[float, Rates | None]] = {}
+_asking: dict[Route, asyncio.Task[None]] = {}
 _ASK_AGAIN = 60.0
 
 
@@ -91,13 +92,23 @@ async def load(route: Route, client: httpx.AsyncClient | None = None) -> None:
         return
     asked, rates = _told.get(route, (-_ASK_AGAIN, None))
     if rates is None and time.monotonic() - asked >= _ASK_AGAIN:
-        _told[route] = (time.monotonic(), None)  # whoever comes meanwhile does not ask too
+        task = _asking.get(route)
+        if task is None or task.get_loop() is not asyncio.get_running_loop():
+            task = _asking[route] = asyncio.create_task(_remember(route, client))
+        await asyncio.shield(task)
+
+
+async def _remember(route: Route, client: httpx.AsyncClient | None) -> None:
+    rates = None
+    try:
         if client is not None:
             rates = await _ask(route, client)
         else:
             async with httpx.AsyncClient() as own:
                 rates = await _ask(route, own)
+    finally:
         _told[route] = (time.monotonic(), rates)
+        _asking.pop(route, None)
 
 
 async def known(route: Route) -> bool:
@@ -131,7 +142,7 @@ async def _ask(route: Route, client: httpx.AsyncClient) -> Rates | None:
                 answer = await client.get(root + path, headers={"authorization": f"Bearer {route.key}"})
             if answer.status_code == 200 and (rates := _find(answer.json(), route.model)):
                 return rates
-        except (httpx.HTTPError, TimeoutError, ValueError, RecursionError) as error:
+        except (httpx.HTTPError, TimeoutError, ValueError, RuntimeError) as error:  # RuntimeError: too deep, or closed
             _log.debug("The gateway at %s told no prices: %s", route.host, type(error).__name__)
     return None
 

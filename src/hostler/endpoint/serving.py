@@ -38,7 +38,6 @@ class _Protocol(H11Protocol):
 
         self.app = app
 
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         connection: socket.socket = transport.get_extra_info("socket")
         if connection.family != socket.AF_UNIX:

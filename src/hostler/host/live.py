@@ -194,9 +194,12 @@ class LiveSession:
             except LeaseLost:
                 await self._let_go()
             except Exception as error:
-                self.host.journal.fail(self.id, turn.id, error)
+                _log.exception("Session %s: turn %s cannot be journalled here and is left to another host", self.key, turn.id)
                 await self._let_go()
                 await self.host.give_up(lease)
+                for id in {turn.id, *self._calls}:
+                    self.host.journal.fail(self.id, id, error)
+                self._calls.clear()
                 return
             finally:
                 self._calls.pop(turn.id, None)

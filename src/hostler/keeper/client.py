@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from ..types.runtime import Frame
@@ -65,25 +65,31 @@ class Held:
         self._decoder = wire.Decoder(wire.MAX_INPUT + wire.MAX_CONTROL)
         self._joiner = joiner
         self._left = False
+        self._exited = False
+        self._ending = False
 
-    async def batches(self) -> AsyncIterator[list[Frame]]:
+    def batches(self) -> AsyncIterator[list[Frame]]:
         """The frames in order, all that have arrived at a time. Ends after `detach`, `end`, `kill`, and after the
-        program's exit frame when the keeper ends."""
-        exited = False
-        while not self._left:
+        program's exit frame when the keeper ends. A wait for the next batch may be cancelled and begun again."""
+        return _Batches(self._next_batch)
+
+    async def _next_batch(self) -> list[Frame]:
+        batch: list[Frame] = []
+        while not batch:
+            if self._left:
+                raise StopAsyncIteration
             try:
                 data = await self._reader.read(_BATCH)
             except OSError:
                 data = b""
             if not data:
-                if self._left or exited:
-                    self._writer.close()
-                    return
-                raise await self._lost()
+                if not (self._left or self._exited or self._ending):
+                    raise await self._lost()
+                self._writer.close()
+                raise StopAsyncIteration
             batch = list(self._joiner.join(self._decoder.feed(data)))
-            if batch:
-                exited = batch[-1].kind == "exit"
-                yield batch
+        self._exited = batch[-1].kind == "exit"
+        return batch
 
     async def send(self, key: str, data: bytes) -> None:
         """One line for the program's stdin, without its newline. A key that was delivered before is dropped."""
@@ -125,10 +131,12 @@ class Held:
             pass
 
     async def _end(self, grace: float) -> None:
+        self._ending = True
         try:
             # Replies when nothing is left but itself. The bound holds for a keeper that no longer answers, too.
             await self._command({"command": "end", "grace": grace}, 2 * grace + 3.0)
         except KeeperReplaced:
+            self._ending = False
             raise
         except KeeperError:
             pass
@@ -153,7 +161,7 @@ class Held:
         except OSError:
             raise await self._lost() from None
 
-    async def _command(self, command: dict[str, Any], timeout: float) -> None:
+    async def _command(self, command: dict[str, Any], timeout: float) -> dict[str, Any]:
         """On a connection of its own: the answer need not wait behind frames that nobody reads."""
         introduced = await _introduce(self.address, self.hello.epoch, self._holder, command, timeout)
         _, writer, kind, message = introduced
@@ -161,20 +169,35 @@ class Held:
         if kind != wire.DONE:
             refusal = _refused(self.address, message)
             raise self._replaced() if refusal.reason == "stale" else refusal
+        return message
 
     async def _lost(self) -> KeeperError:
         """Why the connection has ended."""
         self._writer.close()
         try:
-            await self._command({"command": "probe"}, _WAIT)
+            answer = await self._command({"command": "probe"}, _WAIT)
         except KeeperReplaced as error:
             return error
         except KeeperError:
-            pass
-        return KeeperGone(f"the keeper of run {self.address.mark} is gone; what it logged is in {self.address.dir}")
+            return KeeperGone(f"the keeper of run {self.address.mark} is gone; what it logged is in {self.address.dir}")
+        if answer["attached"]:
+            return self._replaced()
+        return KeeperGone(f"the keeper of run {self.address.mark} has closed the connection; attach again")
 
     def _replaced(self) -> KeeperReplaced:
-        return KeeperReplaced(f"another host has taken over run {self.address.mark} (ours was epoch {self.hello.epoch})")
+        return KeeperReplaced(
+            f"another host has taken over run {self.address.mark} (ours was epoch {self.hello.epoch})"
+        )
+
+
+class _Batches(AsyncIterator[list[Frame]]):
+    """Not a generator: that would be at its end after a cancelled wait."""
+
+    def __init__(self, next_batch: Callable[[], Awaitable[list[Frame]]]) -> None:
+        self._next_batch = next_batch
+
+    async def __anext__(self) -> list[Frame]:
+        return await self._next_batch()
 
 
 async def _introduce(

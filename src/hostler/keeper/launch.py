@@ -44,14 +44,17 @@ def _discard(starting: asyncio.Task[KeeperAddress]) -> None:
 
 
 def _start(spec: KeeperSpec, model_socket: socket.socket | None) -> KeeperAddress:
-    os.makedirs(spec.dir, 0o700, exist_ok=True)
+    if sys.platform != "linux":
+        raise KeeperError("programs can be kept on Linux only: the keeper finds and ends processes through /proc")
+    folder = os.path.abspath(spec.dir)
+    os.makedirs(folder, 0o700, exist_ok=True)
     path = os.path.join(runtime_dir(), f"k-{secrets.token_hex(8)}.sock")
     token = secrets.token_hex(32)
     config = {
         "argv": spec.argv,
         "env": {**spec.env, tree.MARK: spec.mark},
-        "cwd": spec.cwd,
-        "dir": spec.dir,
+        "cwd": os.path.abspath(spec.cwd),
+        "dir": folder,
         "socket": path,
         "token": token,
         "park_ttl": spec.park_ttl,
@@ -61,7 +64,7 @@ def _start(spec: KeeperSpec, model_socket: socket.socket | None) -> KeeperAddres
     }
     model_fd = model_socket.fileno() if model_socket is not None else -1
     argv = [sys.executable, "-I", "-S", "-X", "utf8", _HOLDER, spec.mark, os.environ.get(_GUARD_ENV, ""), str(model_fd)]
-    log_path = os.path.join(spec.dir, "keeper.log")
+    log_path = os.path.join(folder, "keeper.log")
     with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as log:
         process = subprocess.Popen(
             argv,
@@ -86,7 +89,7 @@ def _start(spec: KeeperSpec, model_socket: socket.socket | None) -> KeeperAddres
             raise KeeperError(f"the keeper {what} ({_tail(log_path) or 'it said nothing'}); log: {log_path}") from None
     if "error" in answer:
         raise _not_started(spec, answer)
-    return KeeperAddress(socket=path, token=token, mark=spec.mark, dir=spec.dir, **answer)
+    return KeeperAddress(socket=path, token=token, mark=spec.mark, dir=folder, **answer)
 
 
 def _not_started(spec: KeeperSpec, answer: dict[str, Any]) -> KeeperError:
@@ -132,6 +135,13 @@ def _private(path: str) -> str:
 
 def alive(address: KeeperAddress) -> bool:
     """Whether that very keeper process still runs."""
+    if not os.path.exists(f"/proc/{address.pid}"):
+        # Where /proc is mounted with hidepid, a process that nobody may read is not shown at all.
+        try:
+            os.kill(address.pid, 0)
+        except OSError:
+            return False
+        return True
     return tree.started(address.pid) == address.start
 
 

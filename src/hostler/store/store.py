@@ -118,7 +118,7 @@ class Store:
                 outcomes = self._transact(conn, batch)
             except BaseException as error:
                 failure = self._failure(error)
-                outcomes = [(w, None, failure) for w in batch]
+                outcomes = [(w, None, failure) for w in batch if not w.done.cancelled()]
                 if conn is not None:
                     try:
                         conn.invalidate()
@@ -138,6 +138,8 @@ class Store:
         outcomes: list[tuple[_Write, Any, BaseException | None]] = []
         with conn.begin() as transaction:
             for write in batch:
+                if not write.done.set_running_or_notify_cancel():
+                    continue  # nobody waits for it any more, and it has not begun
                 savepoint = conn.begin_nested() if len(batch) > 1 else None
                 try:
                     outcomes.append((write, write.job(conn), None))
@@ -156,6 +158,8 @@ class Store:
             read = self._reads.get()
             if read is None:
                 return
+            if not read.done.set_running_or_notify_cancel():
+                continue
             try:
                 with self._engine.connect() as conn:
                     value = read.job(conn)

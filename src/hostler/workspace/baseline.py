@@ -10,7 +10,6 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 from ..types.errors import PathError
 from .confined import Root
@@ -98,7 +97,8 @@ class Baseline:
             except sqlite3.DatabaseError:
                 with self._lock:
                     self._db.close()
-                    self._db = _anew(self._path)
+                    _discard(self._path)
+                    self._db = _open(self._path)
 
     def _fill(self, root: Root, snapshot: Snapshot) -> None:
         with self._lock:
@@ -166,18 +166,21 @@ def _key(entry: Entry) -> str:
 
 
 def _open(path: str) -> sqlite3.Connection:
-    try:
-        return _connect(path)
-    except sqlite3.OperationalError:
-        return _connect(":memory:")
-    except sqlite3.DatabaseError:
-        return _anew(path)
+    """The database at ``path``, anew when it is damaged; one in memory when it cannot be written."""
+    for _ in range(2):
+        try:
+            return _connect(path)
+        except sqlite3.OperationalError:
+            break
+        except sqlite3.DatabaseError:
+            _discard(path)
+    return _connect(":memory:")
 
 
-def _anew(path: str) -> sqlite3.Connection:
+def _discard(path: str) -> None:
     for name in (path, path + "-journal"):
-        Path(name).unlink(missing_ok=True)
-    return _connect(path)
+        with contextlib.suppress(OSError):
+            os.unlink(name)
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -17,19 +17,24 @@ def whole(file: BinaryIO, size: int) -> tuple[int, bool]:
     return (size, True) if _is_record(last) else (start, False)
 
 
-def is_sound(file: BinaryIO, size: int) -> bool:
-    """Whether the first ``size`` bytes look like records, line by line: no NUL, none that was cut off. There is one at least.
+def is_sound(file: BinaryIO, start: int, end: int) -> bool:
+    """Whether the bytes from ``start`` to ``end`` are records and nothing else, at least one."""
+    file.seek(start)
+    found = False
+    while file.tell() < end and (line := file.readline()):
+        if line.strip():
+            if not _looks_whole(line):
+                return False
+            found = True
+    return found
 
-    Only the outside of each line is looked at; to parse 25 MB would keep every resume waiting.
-    """
+
+def records(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The whole records among the first ``size`` bytes, each with its newline; what is between them is left out."""
     file.seek(0)
-    lines = 0
     while file.tell() < size and (line := file.readline()):
-        line = line.strip()
-        if line and (b"\0" in line or not line.startswith(b"{") or not line.endswith(b"}")):
-            return False
-        lines += bool(line)
-    return lines > 0
+        if _looks_whole(line):
+            yield line if line.endswith(b"\n") else line + b"\n"
 
 
 def chunks(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
@@ -57,6 +62,12 @@ def _last_line(file: BinaryIO, size: int) -> tuple[int, bytes]:
         tail = chunk + tail
         start -= step
     return 0, tail
+
+
+def _looks_whole(line: bytes) -> bool:
+    """Only the outside is looked at: to parse 25 MB would keep every resume waiting. NULs are what a power cut leaves."""
+    line = line.strip()
+    return line.startswith(b"{") and line.endswith(b"}") and b"\0" not in line
 
 
 def _is_record(line: bytes) -> bool:

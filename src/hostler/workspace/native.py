@@ -87,35 +87,39 @@ def _save_one(
         if old and old["seen"] == seen and _blob_size(target_dir, old) >= old["bytes"]:
             return dict(old)
         item = {"path": path, "kind": kind, "mode": stat.S_IMODE(info.st_mode), "seen": seen}
-        size = info.st_size
+        content = jsonl.chunks(source, 0, info.st_size)
         if kind == "jsonl":
-            size, _ = jsonl.whole(source, size)
-            if (
-                old
-                and old["seen"][0] == seen[0]
-                and old["seen"][5] == seen[5]
-                and _append(source, size, target_dir, old)
-            ):
+            size, _ = jsonl.whole(source, info.st_size)
+            same_file = old is not None and (old["seen"][0], old["seen"][5]) == (seen[0], seen[5])
+            if old and same_file and _append(source, size, target_dir, old):
                 return {**item, "bytes": size, "blob": old["blob"]}
-            if not jsonl.is_sound(source, size):
-                raise _Skipped("it is damaged or empty")
+            content = _worth_saving(source, size, info.st_size, old["bytes"] if old else 1)
         blob = f"{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}.{secrets.token_hex(4)}"
         target = os.path.join(target_dir, blob)
         if kind == "sqlite":
             sqlite.copy(root, path, target)
         else:
             with open(target, "xb", opener=_private) as file:
-                file.writelines(jsonl.chunks(source, 0, size))
+                file.writelines(content)
         _sync(target)
         _sync(target_dir)
         return {**item, "bytes": os.stat(target).st_size, "blob": blob}
+
+
+def _worth_saving(source: BinaryIO, size: int, torn_size: int, least: int) -> Iterator[bytes]:
+    """The records of a log. One that is torn or damaged is not taken when the old copy has more."""
+    if size == torn_size and jsonl.is_sound(source, 0, size):
+        return jsonl.chunks(source, 0, size)
+    if sum(map(len, jsonl.records(source, size))) < least:
+        raise _Skipped("it is damaged or empty")
+    return jsonl.records(source, size)
 
 
 def _append(source: BinaryIO, size: int, target_dir: str, old: Mapping[str, Any]) -> bool:
     """Add the new tail to the old copy, if ``source`` looks like the same file that has grown."""
     had = old["bytes"]
     # A copy longer than its manifest says was written by a host that lost its lease, or died: leave it alone.
-    if size <= had or _blob_size(target_dir, old) != had:
+    if size <= had or _blob_size(target_dir, old) != had or not jsonl.is_sound(source, had, size):
         return False
     with open(os.path.join(target_dir, old["blob"]), "r+b", opener=_no_link) as copy:
         for start in (0, max(had - _EDGE, 0)):
@@ -145,8 +149,8 @@ def _sweep(target_dir: str, used: set[str]) -> None:
 def check(home: str, files: Iterable[NativeFile], native_id: str, manifest: Mapping[str, Any] | None) -> Status:
     """Whether the program can go on with what is in its home. Only while the program is not running.
 
-    A torn last line of a ``jsonl`` file is repaired on the way: a complete record gets its newline, an incomplete one is
-    cut off. ``missing`` and ``damaged`` (shorter than the saved copy counts as damaged) can be restored; ``lost`` has no
+    A ``jsonl`` file is repaired on the way: a complete last record gets its newline, an incomplete one is cut off, so is
+    what is no record. ``missing`` and ``damaged`` (shorter than the saved copy counts as damaged) can be restored; ``lost`` has no
     copy either.
     """
     root = Root(home)
@@ -177,6 +181,12 @@ def read(
     return found
 
 
+def restorable(target_dir: str, manifest: Mapping[str, Any] | None) -> bool:
+    """Whether the saved copies that the manifest names are there."""
+    files = (manifest or {}).get("files", ())
+    return bool(files) and all(_blob_size(target_dir, item) >= item["bytes"] for item in files)
+
+
 def restore(target_dir: str, home: str, manifest: Mapping[str, Any]) -> None:
     """Put back what is missing or damaged in home, exactly as far as the manifest counts. Raises SessionLost."""
     root = Root(home)
@@ -200,7 +210,7 @@ def _status(root: Root, path: str, kind: str, least: int) -> Status:
         with root.open_read(path) as file:
             size = os.fstat(file.fileno()).st_size
             if kind == "jsonl":
-                size = _repaired(root, path, file, size)
+                size = _repaired(root, path, file, size, least)
             elif kind == "sqlite":
                 return "ok" if _is_database(root, path, size) else "damaged"
             else:
@@ -212,17 +222,16 @@ def _status(root: Root, path: str, kind: str, least: int) -> Status:
     return "ok" if size >= least else "damaged"
 
 
-def _repaired(root: Root, path: str, file: BinaryIO, size: int) -> int:
-    """The size of the file when its last line is whole; 0 if the file is beyond repair."""
+def _repaired(root: Root, path: str, file: BinaryIO, size: int, least: int) -> int:
+    """The size of the file when it holds nothing but whole records; it is made so unless that would be too few."""
     end, open_ended = jsonl.whole(file, size)
-    if not jsonl.is_sound(file, end):
-        return 0
-    if end < size or open_ended:
+    if end == size and not open_ended and jsonl.is_sound(file, 0, size):
+        return size
+    good = sum(map(len, jsonl.records(file, end)))
+    if good >= max(least, 1):
         # Written anew and not in place: what lies there may be a hard link.
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        tail = (b"\n",) if open_ended else ()
-        end, _ = root.write(path, (*jsonl.chunks(file, 0, end), *tail), mode=mode)
-    return end
+        root.write(path, jsonl.records(file, end), mode=stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+    return good
 
 
 def _is_database(root: Root, path: str, size: int) -> bool:

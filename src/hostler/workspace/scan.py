@@ -37,7 +37,7 @@ class Snapshot:
     """What a scan saw, by path relative to the root (undecodable bytes as surrogates).
 
     ``links`` are the targets of symbolic links; ``skipped`` the folders that were found but not entered: marked as a
-    cache, unreadable, nested too deeply. ``complete`` is False when there were too many entries to look at all.
+    cache, unreadable, nested too deeply. ``complete`` is False when there were too many entries to look at all, or the root could not be read.
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -51,7 +51,8 @@ class _TooMany(Exception):
 
 
 def scan(root: str, skip: frozenset[str] = DEFAULT_SKIP, limit: int = _MAX_ENTRIES) -> Snapshot:
-    """Look at everything below ``root`` but folders named in ``skip``. Follows no link; what vanishes is left out."""
+    """Look at everything below ``root`` but folders named in ``skip``. Follows no link; what vanishes is left out, and
+    a root that is gone is empty."""
     entries: dict[str, Entry] = {}
     links: dict[str, str] = {}
     skipped: set[str] = set()
@@ -99,10 +100,13 @@ def scan(root: str, skip: frozenset[str] = DEFAULT_SKIP, limit: int = _MAX_ENTRI
             finally:
                 os.close(child)
 
-    top = os.open(root, _OPEN)
+    try:
+        top = os.open(root, _OPEN)
+    except OSError as error:
+        return Snapshot(complete=error.errno in _GONE)
     try:
         visit(top, "", 0)
-    except _TooMany:
+    except (_TooMany, OSError):
         return Snapshot(complete=False)
     finally:
         os.close(top)

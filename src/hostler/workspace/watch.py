@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from pathlib import Path
 
 from ..types.events import FileChange
@@ -82,15 +81,20 @@ class Watch:
 
 
 def _write(path: str, turn: str, snapshot: Snapshot) -> None:
-    fd, temp = tempfile.mkstemp(dir=os.path.dirname(path))
+    """Without disk space the turn goes on; only after a crash its changes could not be told."""
+    temp = path + ".new"
     try:
-        with os.fdopen(fd, "wb") as file:
+        with open(temp, "wb", opener=_private) as file:
             file.write(json.dumps(turn).encode() + b"\n" + dump(snapshot))
         os.replace(temp, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temp)
-        raise
+    except OSError:
+        for name in (temp, path):
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _read(path: str, turn: str | None = None) -> Snapshot | None:

@@ -1,9 +1,9 @@
 """Entry of the keeper process; puts its own package on the path, because it runs without site-packages."""
 
+import os
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[0] = os.path.dirname(sys.path[0])  # was the folder of this file
 from holder.run import main  # type: ignore[import-not-found]  # noqa: E402
 
 del sys.path[0]

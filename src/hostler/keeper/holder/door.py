@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -45,40 +47,27 @@ class Door:
 
     def __init__(self, loop: Loop, listener: socket.socket, receiver: Receiver) -> None:
         self._loop = loop
-        self._listener = listener
         self._receiver = receiver
         self._visitors: list[Visitor] = []
-        listener.setblocking(False)
-        loop.watch(listener, READ, self._on_knock)
+        loop.listen(listener, self._on_knock)
 
-    def close(self) -> None:
-        self._loop.unwatch(self._listener)
-        self._listener.close()
-
-    def _on_knock(self, ready: int) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            if len(self._visitors) >= _MAX_VISITORS:
-                self._visitors[0].leave()
-            self._visitors.append(Visitor(self._loop, sock, self._receiver, self._visitors.remove))
+    def _on_knock(self, sock: socket.socket) -> bool:
+        if len(self._visitors) >= _MAX_VISITORS:
+            self._visitors[0].leave()
+        self._visitors.append(Visitor(self._loop, sock, self._receiver, self._visitors.remove))
+        return True
 
 
 class Visitor:
     """A connection that has not yet shown the token, or that waits for the answer to its one command."""
 
-    def __init__(
-        self, loop: Loop, sock: socket.socket, receiver: Receiver, on_left: Callable[[Visitor], None]
-    ) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, receiver: Receiver, on_left: Callable[[Visitor], None]) -> None:
         self._loop = loop
         self.sock = sock
         self._receiver = receiver
         self._on_left: Callable[[Visitor], None] | None = on_left
         self.decoder = Decoder(MAX_CONTROL)
         self._timer: Timer = loop.call_later(_INTRODUCTION, self.leave)
-        sock.setblocking(False)
         loop.watch(sock, READ, self._on_ready)
 
     def leave(self) -> None:
@@ -169,12 +158,16 @@ class Client:
             pass
 
     def flush(self, limit: float) -> None:
-        """Last words before the keeper ends: wait for the host to take them."""
-        try:
-            self._sock.settimeout(limit)
-            self.cursor.send(self._sock.fileno(), 1 << 40)
-        except OSError:
-            pass
+        """Last words before the keeper ends: wait a little for the host to take them."""
+        deadline = time.monotonic() + limit
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                if self.cursor.send(self._sock.fileno(), _CHUNK):
+                    return
+            except BlockingIOError:
+                select.select([], [self._sock], [], left)
+            except OSError:
+                return
 
     def close(self) -> None:
         self.gone = True

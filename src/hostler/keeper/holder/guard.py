@@ -8,7 +8,6 @@ import signal
 import socket
 import struct
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from . import init, tree
@@ -28,14 +27,14 @@ class StartFailed(Exception):
         self.code = code
 
 
-@dataclass
 class Guard:
-    """A running init process, not yet with a program."""
+    """A running init process, at first without a program."""
 
-    kind: str
-    pid: int
-    control: socket.socket
-    program: int = 0
+    def __init__(self, kind: str, pid: int, control: socket.socket) -> None:
+        self.kind = kind
+        self.pid = pid
+        self.control = control
+        self.program = 0
 
     def spawn(self, argv: list[str], env: dict[str, str], cwd: str) -> tuple[int, int, int]:
         """Start the program; the keeper's ends of its stdin, stdout, stderr."""
@@ -81,7 +80,7 @@ class Guard:
                 log("the init process does not end")
                 break
             time.sleep(0.002)
-        tree.kill_all(lambda: tree.descendants(os.getpid()) | tree.marked(mark), 1.0, lambda pid, code: None)
+        tree.kill_all(lambda: tree.descendants(os.getpid()) | tree.marked(mark), 1.0, reaping=True)
 
     def _receive(self) -> tuple[dict[str, Any], int]:
         data, ancillary, _, _ = self.control.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))

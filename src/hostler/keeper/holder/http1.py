@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 MAX_HEAD = 1 << 17
 _MAX_CHUNK_LINE = 4096
 
@@ -12,12 +10,12 @@ class Malformed(ValueError):
     """Not HTTP/1.1 as we can follow it."""
 
 
-@dataclass(frozen=True)
 class Head:
     """Start line and header fields of a message."""
 
-    start: bytes
-    fields: tuple[tuple[bytes, bytes], ...]
+    def __init__(self, start: bytes, fields: list[tuple[bytes, bytes]]) -> None:
+        self.start = start
+        self.fields = fields
 
     @classmethod
     def parse(cls, block: bytes) -> Head:
@@ -31,7 +29,7 @@ class Head:
             fields.append((name, value.strip()))
         if len(start.split(b" ", 2)) < 2:
             raise Malformed("no start line")
-        return cls(start, tuple(fields))
+        return cls(start, fields)
 
     def get(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.fields if key.lower() == name), None)
@@ -149,6 +147,8 @@ class Request:
             head = split_head(self._buffer)
             if head is None:
                 return False
+            if not head.start.rpartition(b" ")[2].startswith(b"HTTP/1."):
+                raise Malformed("not HTTP/1")
             self.is_head = head.start.startswith(b"HEAD ")
             self.wants_continue = (head.get(b"expect") or b"").lower() == b"100-continue"
             both = head.get(b"transfer-encoding") is not None

@@ -92,7 +92,7 @@ def serve(control: socket.socket, *, namespace: bool, mark: str) -> NoReturn:
         _tell(control, {"failed": str(error)})
     if not namespace:
         # The keeper is gone, however it went. Its orphans have come to us.
-        tree.kill_all(lambda: tree.descendants(os.getpid()) | tree.marked(mark), 4.0, lambda pid, code: None)
+        tree.kill_all(lambda: tree.descendants(os.getpid()) | tree.marked(mark), 4.0, reaping=True)
     os._exit(0)
 
 
@@ -151,9 +151,9 @@ def _become(spec: dict[str, object], stdio: list[int], control: socket.socket, f
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        for caught in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             try:
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(caught, signal.SIG_DFL)
             except (OSError, ValueError):
                 pass
         signal.pthread_sigmask(signal.SIG_SETMASK, [])

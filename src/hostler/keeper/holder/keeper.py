@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
@@ -13,7 +12,7 @@ from typing import Any, NoReturn
 from . import door, frames
 from .door import Client, Door, Refusal, Visitor
 from .guard import Guard
-from .loop import READ, Loop, Timer, log
+from .loop import READ, Loop, Timer, log, log_exception
 from .model import ModelAddress
 from .program import Lines, Program
 from .spool import Entry, Spool
@@ -119,7 +118,7 @@ class Keeper:
         if epoch < self._epoch or (epoch == self._epoch and holder != self._holder):
             raise Refusal("stale", epoch=self._epoch)
         if command == "probe":
-            visitor.say(frames.DONE, {})
+            visitor.say(frames.DONE, {"attached": self._client is not None})
             return visitor.leave()
         if epoch > self._epoch:
             self._put_out()
@@ -186,8 +185,8 @@ class Keeper:
         elif kind in (frames.ACK, frames.ACK_DONE):
             if kind == frames.ACK_DONE:
                 self._turn_open = False
-            self._acked = max(self._acked, number)
-            self._spool.free(number, self._client.cursor if self._client else None)
+            self._acked = max(self._acked, min(number, self._spool.next - 1))
+            self._spool.free(self._acked, self._client.cursor if self._client else None)
             self._program.gate(self._exited is None and not self._pending and not self._spool.full)
             self._leave_if_done()
         else:
@@ -303,7 +302,7 @@ class Keeper:
             if self._client is not None:
                 self._client.flush(_FLUSH)
         except Exception:
-            log(traceback.format_exc())
+            log_exception()
         try:
             os.unlink(self._config["socket"])
         except OSError:
@@ -322,4 +321,3 @@ def _listen(path: str) -> socket.socket:
         os.umask(mask)
     listener.listen(1024)
     return listener
-

@@ -5,15 +5,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import selectors
+import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import Protocol
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 _LOG_BUDGET = 1 << 18
+_PAUSE = 0.2
 
 
 class _HasFileno(Protocol):
@@ -34,6 +35,12 @@ def log(text: str) -> None:
             sys.stderr.flush()
         except OSError:
             pass
+
+
+def log_exception() -> None:
+    import traceback  # slow to import, and seldom needed
+
+    log(traceback.format_exc())
 
 
 class Timer:
@@ -105,9 +112,31 @@ class Loop:
             if callback is not None:
                 self._guarded(callback)
 
+    def listen(self, listener: socket.socket, on_connection: Callable[[socket.socket], bool]) -> None:
+        """Accept connections while ``on_connection`` answers that it will take more; `listen` again to go on."""
+        listener.setblocking(False)
+
+        def on_ready(ready: int) -> None:
+            more = True
+            while more:
+                try:
+                    sock, _ = listener.accept()
+                except (BlockingIOError, ConnectionError):
+                    return
+                except OSError as error:  # out of descriptors or memory: trying at once again would only burn time
+                    log(f"cannot accept: {error}")
+                    self.unwatch(listener)
+                    self.call_later(_PAUSE, lambda: self.watch(listener, READ, on_ready))
+                    return
+                sock.setblocking(False)
+                more = on_connection(sock)
+            self.unwatch(listener)
+
+        self.watch(listener, READ, on_ready)
+
     @staticmethod
     def _guarded(callback: Callable[..., None], *arguments: int) -> None:
         try:
             callback(*arguments)
         except Exception:
-            log(traceback.format_exc())
+            log_exception()

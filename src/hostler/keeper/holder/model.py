@@ -11,7 +11,8 @@ from .http1 import Malformed, Request, Response
 from .loop import READ, WRITE, Loop, Timer
 
 _CHUNK = 1 << 16
-_MAX_REQUEST = 128 << 20
+_MAX_REQUEST = 64 << 20
+_MAX_CALLS = 128  # connections at a time; more wait in the backlog
 _HIGH_WATER = 1 << 20
 _RETRY_HOST = 0.2
 _SAME_HOST_TRIES = 2  # a host that lives and closes without an answer is asked once more
@@ -38,11 +39,11 @@ class ModelAddress:
         self._note = note
         self._drain = drain
         self._calls: set[Call] = set()
+        self._full = False
         self._numbers = 0
         self._cut: list[dict[str, object]] = []
         self._settling: Timer | None = None
-        listener.setblocking(False)
-        loop.watch(listener, READ, self._on_connection)
+        loop.listen(listener, self._on_connection)
 
     def host_came(self, upstream: str) -> None:
         self.upstream = upstream
@@ -66,6 +67,9 @@ class ModelAddress:
 
     def forget(self, call: Call) -> None:
         self._calls.discard(call)
+        if self._full:
+            self._full = False
+            self.loop.listen(self._listener, self._on_connection)
 
     def note(self, call: int, what: str, size: int) -> None:
         self._note(json.dumps({"call": call, "what": what, "bytes": size}))
@@ -87,13 +91,10 @@ class ModelAddress:
                 self._note(json.dumps(note))
             self._cut.clear()
 
-    def _on_connection(self, ready: int) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            self._calls.add(Call(self, sock))
+    def _on_connection(self, sock: socket.socket) -> bool:
+        self._calls.add(Call(self, sock))
+        self._full = len(self._calls) >= _MAX_CALLS
+        return not self._full
 
 
 class Call:
@@ -116,7 +117,6 @@ class Call:
         self._retry: Timer | None = None
         self._expiry: Timer | None = None
         self._closing = False
-        program.setblocking(False)
         if program.family in (socket.AF_INET, socket.AF_INET6):
             program.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch()
@@ -165,9 +165,9 @@ class Call:
 
     def wait(self) -> None:
         """Start the clock of a request that no host has."""
-        if self._number > 0 and self._host is None and not self._closing and self._address.upstream is None:
-            if self._expiry is None:
-                self._expiry = self._loop.call_later(self._address.hold_limit, self._expire)
+        waits = self._number > 0 and self._host is None and not self._closing and self._address.upstream is None
+        if waits and self._expiry is None:
+            self._expiry = self._loop.call_later(self._address.hold_limit, self._expire)
 
     def offer(self) -> None:
         """Send the request to the host, if there is one and nobody has it."""
@@ -245,7 +245,6 @@ class Call:
     def _cut(self) -> None:
         """A reset, never an orderly end: an answer that runs to the end of the connection would look whole."""
         self._address.note_cut(self._number, self._given)
-        self._flush_program()
         self._close(reset=True)
 
     def _expire(self) -> None:

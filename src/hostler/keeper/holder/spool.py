@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from .frames import HEADER, LINE_PART, OUT
 
 SEGMENT = 8 << 20
 SUFFIX = ".seg"
+_UNFINISHED = ".tmp"
 _KEEP = 1 << 18  # an acknowledged last segment is kept up to this size: no new file for each acknowledgement
 
 
@@ -48,7 +48,7 @@ class LongLine:
     """
 
     def __init__(self, folder: str) -> None:
-        self._segment = Segment(f"{folder}/line.tmp", 0)
+        self._segment = Segment(f"{folder}/line{_UNFINISHED}", 0)
         self._offsets: list[int] = []
         self.last: bytes | None = None
 
@@ -87,8 +87,9 @@ class Spool:
 
     def __init__(self, folder: str, limit: int) -> None:
         os.makedirs(folder, 0o700, exist_ok=True)
-        for path in [*Path(folder).glob("*" + SUFFIX), *Path(folder).glob("*.tmp")]:
-            path.unlink()
+        for name in os.listdir(folder):
+            if name.endswith((SUFFIX, _UNFINISHED)):
+                os.unlink(os.path.join(folder, name))
         self.folder = folder
         self.next = 1
         self._limit = limit
@@ -202,8 +203,12 @@ class Cursor:
 def read(folder: str) -> Iterator[tuple[int, bytes, bytes]]:
     """The frames that a dead keeper left in ``folder``; ends before a torn one."""
     expected = 0
-    for path in sorted(Path(folder).glob("*" + SUFFIX)):
-        with open(path, "rb") as file:
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
+    except FileNotFoundError:
+        return
+    for name in names:
+        with open(os.path.join(folder, name), "rb") as file:
             while len(header := file.read(HEADER.size)) == HEADER.size:
                 number, kind, length = HEADER.unpack(header)
                 payload = file.read(length)

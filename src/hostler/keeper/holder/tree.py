@@ -102,10 +102,10 @@ def reap() -> list[tuple[int, int]]:
     return ended
 
 
-def kill_all(find: Callable[[], set[int]], limit: float, on_reaped: Callable[[int, int], None] | None = None) -> int:
+def kill_all(find: Callable[[], set[int]], limit: float, *, reaping: bool = False) -> int:
     """Stop, then kill all that ``find`` gives, until it gives nothing twice; returns how many there were.
 
-    Stopped first, so that nobody forks away between the look and the blow. ``on_reaped`` makes it reap own children.
+    Stopped first, so that nobody forks away between the look and the blow. ``reaping``: they may be our own children.
     """
     seen: set[int] = set()
     quiet, deadline = 0, time.monotonic() + limit
@@ -115,8 +115,7 @@ def kill_all(find: Callable[[], set[int]], limit: float, on_reaped: Callable[[in
         send(alive, signal.SIGKILL)
         seen |= alive
         quiet = 0 if alive else quiet + 1
-        if on_reaped is not None:
-            for pid, code in reap():
-                on_reaped(pid, code)
+        if reaping:
+            reap()
         time.sleep(0.003)
     return len(seen)

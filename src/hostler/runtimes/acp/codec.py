@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hostler.runtimes.acp.updates import Naming, announce, fold_update, native_name, next_call, normal_name
+from hostler.runtimes.acp.updates import Naming, fold_update, native_name, next_call, normal_name
 from hostler.runtimes.jsonrpc import Step, error_text, new_state
 from hostler.runtimes.lines import decode_line
 from hostler.types.events import Approval, ModelCall, Notice, Retract, ToolResult
@@ -23,8 +23,8 @@ from hostler.types.runtime import (
     Interrupt,
     LaunchContext,
     Prompt,
-    StepStarted,
     Steer,
+    StepStarted,
     Unfit,
 )
 
@@ -225,10 +225,9 @@ class AcpCodec:
             return
         ask = f"{turn['id']}:{number}"
         step.state["asks"][ask] = [number, options]
-        tool = str(call.get("toolCallId"))
-        if known := step.state["tools"].get(tool):
-            announce(step, tool, call.get("rawInput"))
         if step.state["permission"] == "ask":
+            tool = str(call.get("toolCallId"))
+            known = step.state["tools"].get(tool)
             name = known[1] if known else normal_name(native_name(call), call.get("kind"))
             shown = {"call": tool, "title": call.get("title"), "input": call.get("rawInput")}
             step.emit(Approval(ask, name, {k: v for k, v in shown.items() if v}))
@@ -249,7 +248,7 @@ def _located(step: Step, result: dict[str, Any]) -> None:
     if any(s.get("sessionId") == resume and s.get("cwd") == cwd for s in result.get("sessions") or []):
         _join(step, step.state["method"])
     else:
-        _unfit(step, f"The agent has no session {resume} in {cwd}: it would go on in the directory where it was made.")
+        _unfit(step, f"The agent has no session {resume} in {cwd}: it does not know it, or made it somewhere else.")
 
 
 def _joined(step: Step, result: dict[str, Any]) -> None:

@@ -92,8 +92,8 @@ def _tool(step: Step, update: dict[str, Any], naming: Naming) -> None:
             return  # the end of a call that has ended before
         tools[number] = [*_named(update, naming), False]
     given = update.get("rawInput")
-    if status != "pending" or (given and not first):
-        announce(step, number, given)
+    if status in ("in_progress", *_DONE) or (given and not first):
+        _announce(step, number, given)
     if status in _DONE:
         del tools[number]
         step.emit(ToolResult(number, _output(update), _failed(update)))
@@ -109,7 +109,7 @@ def next_call(step: Step, *, seen: bool = False) -> None:
         step.emit(StepStarted())
 
 
-def announce(step: Step, number: str, given: Any) -> None:
+def _announce(step: Step, number: str, given: Any) -> None:
     """Tell of a tool call, once: its arguments are whole, and the model call that made it cannot be taken back."""
     native, name, builtin, told = step.state["tools"][number]
     if not told:

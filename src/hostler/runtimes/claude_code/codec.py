@@ -170,7 +170,7 @@ def _system(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[Code
             data = _dict(m.get("compact_metadata"))
             return state, [Compaction(_count(data.get("pre_tokens")), _count(data.get("post_tokens")))]
         case "permission_denied":
-            return state, [Notice("permission_denied", f"{m.get('tool_name')}: {m.get('decision_reason')}")]
+            return state, [Notice("permission_denied", f"{m.get('tool_name')}: {m.get('decision_reason') or m.get('message')}")]
         case "session_writes_lost":
             return state, [Notice("session_writes_lost", "The program could not write its transcript.")]
     return state, []

@@ -11,12 +11,16 @@ from ...types.runtime import Launch, LaunchContext
 from . import tools
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_TOOL_MS = 6 * 3600 * 1000
 _KEEP_DAYS = 36500  # it deletes transcripts that are older than this at start-up; hostler keeps sessions, not it
 
 
 def launch(ctx: LaunchContext) -> Launch:
     """Arguments, environment and files for one process that takes many turns on stdin."""
-    files = {f"{ctx.files_dir}/claude-settings.json": json.dumps(_settings(ctx))}
+    files = {
+        f"{ctx.files_dir}/claude-settings.json": json.dumps(_settings(ctx)),
+        f"{ctx.home}/.claude/.claude.json": "{}",  # what the agent may have put there is gone
+    }
     argv = [*ctx.program, "-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"]
     argv += ["--include-partial-messages", "--forward-subagent-text", "--model", ctx.model]
     # Project instructions are read from the added directory; settings, hooks, skills and agents of a project never are.
@@ -76,6 +80,8 @@ def _settings(ctx: LaunchContext) -> dict[str, Any]:
 
 def _servers(ctx: LaunchContext) -> dict[str, Any]:
     servers = {name: dict(server) for name, server in ctx.mcp_servers.items()}
+    if "host" in servers:
+        raise CapabilityUnsupported("The MCP server name 'host' is hostler's own in Claude Code; name it otherwise.")
     if ctx.tool_url:
         servers["host"] = {
             "type": "http",
@@ -109,6 +115,10 @@ def _environment(ctx: LaunchContext) -> Mapping[str, str]:
         "CLAUDE_CODE_DISABLE_CRON": "1",
         "CLAUDE_CODE_DISABLE_WORKFLOWS": "1",
         "CLAUDE_CODE_DISABLE_BUNDLED_SKILLS": "1",
+        "CLAUDE_CODE_MCP_AUTO_BACKGROUND_MS": "0",
+        # The caller's tools, and the person whom they may ask, take the time that they need; the host has the deadline.
+        "CLAUDE_CODE_MCP_TOOL_IDLE_TIMEOUT": "0",
+        "MCP_TOOL_TIMEOUT": str(_TOOL_MS),
         # A gateway need not know the vendor's betas, and the caller's tools are offered at once, not after a search.
         "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
         "ENABLE_TOOL_SEARCH": "0",

@@ -39,6 +39,7 @@ UNATTENDED = (
     "CronList",
     "ScheduleWakeup",
     "Monitor",
+    "TaskStop",
     "Workflow",
     "SendMessage",
     "ListAgents",

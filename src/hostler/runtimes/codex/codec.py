@@ -5,7 +5,16 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from hostler.runtimes.codex.items import answer_of, bare, error_info, loads, raw_call, raw_result, tool_call, tool_result
+from hostler.runtimes.codex.items import (
+    answer_of,
+    bare,
+    error_info,
+    loads,
+    raw_call,
+    raw_result,
+    tool_call,
+    tool_result,
+)
 from hostler.runtimes.codex.launch import PROVIDER, approval_policy, sandbox_policy
 from hostler.runtimes.jsonrpc import Step, error_text, new_state
 from hostler.runtimes.lines import decode_line

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
-from hostler.types.errors import CapabilityUnsupported, HarnessInstallFailed
+from hostler.runtimes import programs
+from hostler.types.errors import CapabilityUnsupported
 from hostler.types.runtime import Launch, LaunchContext
 
 MODEL_KEY = "HOSTLER_MODEL_KEY"
 TOOL_KEY = "HOSTLER_TOOL_KEY"
 PROVIDER = "hostler"
-_PACKAGE = "codex_cli_bin"  # of the extra
 HOST_SERVER = "host"
 DAY = 24 * 3600
 
@@ -25,19 +23,11 @@ _FEATURE_OF_TOOL = {"bash": "shell_tool", "view_image": "view_image", "task": "m
 
 def find(options: Mapping[str, Any], which: Callable[[str], str | None]) -> tuple[str, ...]:
     """The Codex that the caller names, the one of the extra's package, or the one on PATH."""
-    if named := options.get("program"):
-        return (str(named),)
-    if find_spec(_PACKAGE):
-        try:
-            return (str(import_module(_PACKAGE).bundled_codex_path()),)
-        except FileNotFoundError:
-            pass
-    if found := which("codex"):
-        return (found,)
-    raise HarnessInstallFailed(
-        'Codex is not installed. Install it with: pip install "hostler[codex]", or put codex on PATH, '
-        'or pass options={"program": "/path/to/codex"}.'
-    )
+    if program := programs.given(options):
+        return program
+    if path := programs.bundled("codex_cli_bin", "bin", "codex") or which("codex"):
+        return (path,)
+    raise programs.missing("Codex", '`pip install "hostler[codex]"`')
 
 
 def launch(ctx: LaunchContext) -> Launch:

@@ -6,13 +6,14 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
+from itertools import groupby
 from typing import Any
 
 from hostler.types.errors import CapabilityUnsupported
 
 _PARTS = """
-    select message.data, part.data from message
-    left join part on part.message_id = message.id
+    select message.id, message.data, part.data from message
+    join part on part.message_id = message.id
     where message.session_id = ?
     order by message.time_created, message.id, part.id
 """
@@ -30,9 +31,10 @@ def history(files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
         except sqlite3.DatabaseError as error:
             raise CapabilityUnsupported(f"This OpenCode database cannot be read: {error}.") from None
     messages: list[dict[str, Any]] = []
-    for about, part in rows:
-        if part is not None:
-            _add(messages, json.loads(about), json.loads(part))
+    for _, group in groupby(rows, key=lambda row: row[0]):
+        pairs = [(json.loads(about), json.loads(part)) for _, about, part in group]
+        parts = [part for _, part in pairs]
+        messages += _user(parts) if pairs[0][0].get("role") == "user" else _assistant(parts)
     return messages
 
 
@@ -41,33 +43,41 @@ def _without_wal(content: bytes) -> bytes:
     return content[:18] + b"\x01\x01" + content[20:] if content[18:20] == b"\x02\x02" else content
 
 
-def _add(messages: list[dict[str, Any]], about: dict[str, Any], part: dict[str, Any]) -> None:
-    role, kind = about.get("role"), part.get("type")
-    if role == "user" and kind == "text" and not part.get("synthetic"):
-        messages.append({"role": "user", "content": part.get("text") or ""})
-    elif role == "user" and kind == "file" and str(part.get("mime")).startswith("image/"):
-        _image(messages, str(part.get("url")))
-    elif role == "assistant" and kind == "text" and part.get("text"):
-        messages.append({"role": "assistant", "content": part["text"]})
-    elif role == "assistant" and kind == "tool":
-        _tool(messages, part)
+def _user(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    texts = [str(p.get("text") or "") for p in parts if p.get("type") == "text" and not p.get("synthetic")]
+    images = [p for p in parts if p.get("type") == "file" and str(p.get("mime")).startswith("image/")]
+    if not texts and not images:
+        return []
+    text = "\n".join(texts)
+    if not images:
+        return [{"role": "user", "content": text}]
+    content: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    content += [{"type": "image_url", "image_url": {"url": image.get("url")}} for image in images]
+    return [{"role": "user", "content": content}]
 
 
-def _tool(messages: list[dict[str, Any]], part: dict[str, Any]) -> None:
+def _assistant(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The message of one model call, and the answers of the tools that it called."""
+    text = "".join(str(p.get("text") or "") for p in parts if p.get("type") == "text")
+    tools = [p for p in parts if p.get("type") == "tool"]
+    if not text and not tools:
+        return []
+    message: dict[str, Any] = {"role": "assistant", "content": text or None}
+    if tools:
+        message["tool_calls"] = [_call(p) for p in tools]
+    return [message, *({"role": "tool", "tool_call_id": p.get("callID"), "content": _output(p)} for p in tools)]
+
+
+def _call(part: dict[str, Any]) -> dict[str, Any]:
+    given = (part.get("state") or {}).get("input") or {}
+    function = {"name": str(part.get("tool")), "arguments": json.dumps(given)}
+    return {"id": part.get("callID"), "type": "function", "function": function}
+
+
+def _output(part: dict[str, Any]) -> str:
     state = part.get("state") or {}
-    function = {"name": str(part.get("tool")), "arguments": json.dumps(state.get("input") or {})}
-    call = {"id": part.get("callID"), "type": "function", "function": function}
-    if not messages or messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
-        messages.append({"role": "assistant", "content": None})
-    messages[-1]["tool_calls"] = [call]
-    output = state.get("output") if state.get("status") == "completed" else state.get("error") or "interrupted"
-    messages.append({"role": "tool", "tool_call_id": part.get("callID"), "content": str(output or "")})
-
-
-def _image(messages: list[dict[str, Any]], url: str) -> None:
-    image = {"type": "image_url", "image_url": {"url": url}}
-    if not messages or messages[-1]["role"] != "user":
-        messages.append({"role": "user", "content": ""})
-    content = messages[-1]["content"]
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    messages[-1]["content"] = [*parts, image]
+    return (
+        str(state.get("output") or "")
+        if state.get("status") == "completed"
+        else str(state.get("error") or "interrupted")
+    )

@@ -114,7 +114,8 @@ def permission(ctx: LaunchContext) -> dict[str, Any]:
             shell = "allow" if ctx.confined else "deny"
             out = {"*": "deny", **reads, "edit": "allow", "bash": shell, "external_directory": "deny", **host}
         case "ask":
-            out = {"*": "ask", **reads, "external_directory": "ask", "doom_loop": "deny", **host}
+            # What a sub-agent asks reaches nobody: its turn would hang.
+            out = {"*": "ask", **reads, "external_directory": "ask", "doom_loop": "deny", "task": "deny", **host}
     _add(out, ctx.allow, "allow")
     _add(out, ctx.deny, "deny")
     _add(out, ctx.disable_tools, "deny")

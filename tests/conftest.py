@@ -1,0 +1,114 @@
+"""What all tests share: a state dir of their own, a scripted model, and a look for processes that were left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hostler.testing.model_server import ModelServer
+
+SOAK = os.environ.get("HOSTLER_SOAK") == "1"
+CI = os.environ.get("CI") == "true"
+_skipped: list[str] = []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if "soak" in item.keywords and not SOAK:
+            item.add_marker(pytest.mark.skip(reason="run by make soak"))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and "run by make soak" not in str(report.longrepr):
+        _skipped.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # In CI every back end is installed; a test that is skipped there hides a missing one.
+    if CI and _skipped and not hasattr(session.config, "workerinput"):
+        print("\nskipped in CI:", *_skipped, sep="\n  ")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No setting of the machine reaches a test."""
+    for name in list(os.environ):
+        if name.startswith(("ANTHROPIC_", "OPENAI_", "LITELLM_", "CLAUDE", "CODEX_")) or (
+            name.startswith("HOSTLER_") and name not in ("HOSTLER_SOAK", "HOSTLER_GUARD")
+        ):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOSTLER_STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def models() -> Iterator[ModelServer]:
+    """The scripted model."""
+    with ModelServer() as server:
+        yield server
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    path = tmp_path / "workspace"
+    path.mkdir()
+    return path
+
+
+def keepers_of(state_dir: Path) -> list[psutil.Process]:
+    """The keepers that the store of this state dir names and that live."""
+    if not (state_dir / "store.db").exists():
+        return []
+    database = sqlite3.connect(state_dir / "store.db")
+    try:
+        rows = database.execute("select program from sessions where program is not null").fetchall()
+    finally:
+        database.close()
+    pids = [json.loads(program)["address"]["pid"] for (program,) in rows if program != "null"]
+    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+
+def processes_of(state_dir: Path) -> list[psutil.Process]:
+    """Programs and keepers that work for this state dir."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+            line = process.cmdline()
+        except (psutil.Error, OSError):
+            continue
+        if process.pid != os.getpid() and (
+            str(state_dir) in environment.get("HOME", "") or any(str(state_dir) in a for a in line)
+        ):
+            found.append(process)
+    return found
+
+
+def wait_until(condition: Any, seconds: float = 10.0) -> bool:
+    """Whether ``condition()`` came true in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return bool(condition())
+
+
+@pytest.fixture
+def nothing_left(state_dir: Path) -> Iterator[None]:
+    """After the test no program of its state dir may run."""
+    yield
+    assert wait_until(lambda: not processes_of(state_dir), 5), [p.cmdline() for p in processes_of(state_dir)]

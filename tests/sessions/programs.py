@@ -1,0 +1,57 @@
+"""The programs that the session tests run with, and how to have each of them do the same things."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from hostler.harness import Harness
+from hostler.testing.fake_runtime import FAKE
+from hostler.testing.model_server import ModelServer
+
+KEY = "planted-gateway-key-7f3a"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program under test; ``fake`` ones take their script in the prompt, real ones from the scripted model."""
+
+    name: str
+    harness: Any
+    model: str
+
+    @property
+    def fake(self) -> bool:
+        return self.harness is FAKE
+
+    def options(self, models: ModelServer) -> dict[str, Any]:
+        return {"model": self.model, "api_base": models.url, "api_key": KEY}
+
+    def shell(self, command: str, word: str = "") -> str:
+        """A prompt that has the agent run a shell command, then answer."""
+        if self.fake:
+            return f"{word}\n" + json.dumps([{"model": word or "go"}, {"shell": command}, {"text": "done"}])
+        return f"{word} @@" + json.dumps([{"shell": command}]) + "@@"
+
+    def say(self, word: str) -> str:
+        """A prompt that tells the agent a word and gets an answer."""
+        return f"Remember {word}.\n" + json.dumps([{"model": word}, {"say": "memory"}]) if self.fake else f"Remember {word}."
+
+    def recall(self) -> str:
+        """A prompt whose answer holds all words that the agent was told."""
+        return json.dumps([{"say": "memory"}]) if self.fake else "What do you remember?"
+
+
+FAKE_PROGRAM = Program("fake", FAKE, "claude-sonnet-4-5")
+CLAUDE = Program("claude_code", Harness.CLAUDE_CODE, "claude-sonnet-4-5")
+CODEX = Program("codex", Harness.CODEX, "gpt-5")
+
+ALL = [FAKE_PROGRAM, *(pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX))]
+REAL = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX)]
+
+
+def ids(program: Any) -> str:
+    return program.name if isinstance(program, Program) else str(program)
