@@ -133,9 +133,13 @@ def _sorted(progress: Progress, folded: Folded) -> Step:
                 events.append((event.event, event.parent))
             case _:
                 events.append((event, None))
-    if progress.exited is not None and end is None and progress.turn is not None:
+    if progress.exited is not None and progress.turn is not None and (end is None or _only_exited(end)):
         end = Ended("error", error=exit_error(progress))
     return Step(progress, tuple(events), folded.sends, native_id, end, unfit)
+
+
+def _only_exited(end: Ended) -> bool:
+    return end.error is not None and end.error.code == "program_exited"
 
 
 def _fold(codec: Codec, progress: Progress, item: Frame | ModelCall) -> Folded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from keeper_support import PROGRAM, PYTHON, Reader, Starter, below, eventually, hold, processes, program, run
 
 import hostler
-from hostler.keeper import KeeperAddress, KeeperGone, alive, destroy, read_spool, sweep
+from hostler.keeper import KeeperAddress, KeeperError, KeeperGone, alive, destroy, read_spool, start, sweep
 from hostler.keeper.holder import tree
 
 
@@ -409,6 +410,69 @@ def test_without_privilege(tmp_path: Path, guard: str, short_runtime_dir: Path) 
     assert result["pids"] >= 6
     assert result["left"] == []
     assert result["mem"] is False
+
+
+START = """
+import asyncio, json, sys
+from hostler.keeper import KeeperSpec, destroy, start
+address = asyncio.run(start(KeeperSpec(**json.load(sys.stdin)), None))
+print(address.guard)
+destroy(address)
+"""
+
+
+def test_guardian_where_there_are_no_namespaces(tmp_path: Path) -> None:
+    setpriv = shutil.which("setpriv")
+    if setpriv is None or os.geteuid() != 0:
+        pytest.skip("needs root and setpriv to give up a capability")
+    guards = []
+    for drop in ([], [setpriv, "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]):
+        done = subprocess.run(
+            [*drop, sys.executable, "-c", START],
+            input=json.dumps(program(tmp_path).__dict__),
+            text=True,
+            capture_output=True,
+            timeout=20,
+        )
+        assert done.returncode == 0, done.stderr
+        guards.append(done.stdout.strip())
+    assert guards == ["pidns", "guardian"]
+    assert "no pid namespace" in (tmp_path / "keeper" / "keeper.log").read_text()
+
+
+def test_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        spec = program(tmp_path)
+        starting = asyncio.create_task(start(spec, None))
+        await asyncio.sleep(0.01)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await asyncio.sleep(0.3)
+        await eventually(lambda: not processes(spec.mark))
+
+    run(work())
+
+
+def test_end_while_somebody_reads(tmp_path: Path, keep: Starter) -> None:
+    """The reader gets all there is and then a quiet end."""
+
+    async def work() -> None:
+        for action in ("end", "kill", "detach"):
+            address = await keep(program(tmp_path))
+            held = await hold(address)
+            await held.send("k", b"lines 20000")
+            reader = Reader(held)
+            await reader.until(lambda f: f.kind == "out")
+            reading = asyncio.create_task(reader.rest())
+            await asyncio.sleep(0)
+            await getattr(held, action)()
+            frames = await asyncio.wait_for(reading, 5)
+            assert [f.no for f in frames] == list(range(1, len(frames) + 1))
+            with pytest.raises(KeeperError):
+                await held.send("k2", b"late")
+
+    run(work())
 
 
 def test_sweep_finds_by_mark(tmp_path: Path) -> None:

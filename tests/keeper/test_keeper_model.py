@@ -435,6 +435,38 @@ def test_big_bodies_and_a_slow_program(tmp_path: Path, keep: Starter, model: soc
     run(work())
 
 
+def test_crowd_of_connections_does_not_lock_the_host_out(tmp_path: Path, keep: Starter, model: socket.socket) -> None:
+    async def work() -> None:
+        address, to = await kept(keep, tmp_path, model)
+        idle = [await to.connect() for _ in range(200)]
+        async with upstream(tmp_path, "u", HELLO) as server:
+            held = await hold(address, upstream=server.path)
+            await held.send("k", b"echo fine")
+            await Reader(held).out(b"fine")
+            for _, writer in idle:
+                writer.close()
+            assert b"hello" in await to.ask()
+
+    run(work())
+
+
+def test_nothing_is_kept_of_calls_that_are_over(tmp_path: Path, keep: Starter, model: socket.socket) -> None:
+    async def work() -> None:
+        address, to = await kept(keep, tmp_path, model)
+        fds = Path(f"/proc/{address.pid}/fd")
+        async with upstream(tmp_path, "u", HELLO) as server:
+            await hold(address, upstream=server.path)
+            await to.ask()
+            before = len(list(fds.iterdir()))
+            for _ in range(20):
+                await asyncio.gather(*(to.ask(b"x" * 1000) for _ in range(10)))
+            async with asyncio.timeout(5):
+                while len(list(fds.iterdir())) > before:
+                    await asyncio.sleep(0.01)
+
+    run(work())
+
+
 def test_model_address_ends_with_the_keeper(tmp_path: Path, keep: Starter) -> None:
     async def work() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:

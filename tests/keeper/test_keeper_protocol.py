@@ -236,6 +236,8 @@ def test_epochs(tmp_path: Path, keep: Starter) -> None:
         await reader.out(b"fine")
         assert reader.kinds("out") == [b"fine"]
         again = await hold(address, epoch=4, holder="b", after=reader.frames[-1].no)
+        with pytest.raises(KeeperReplaced):
+            await reader.rest()
         await again.send("k2", b"echo still")
         await Reader(again).out(b"still")
 
@@ -418,7 +420,9 @@ def test_dead_keeper_leaves_its_log(tmp_path: Path, keep: Starter, guard: str) -
     run(work())
 
 
-def test_runtime_dir_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_dir_of_somebody_else_is_refused(
+    tmp_path: Path, short_runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hostler.keeper.launch import _private, runtime_dir
 
     (tmp_path / "hostler").mkdir(mode=0o755)
@@ -433,9 +437,39 @@ def test_runtime_dir_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: py
     assert runtime_dir() == fallback
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("long" * 30)))
     assert runtime_dir() == fallback
-    (tmp_path / "own").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "own"))
-    assert runtime_dir() == str(tmp_path / "own" / "hostler")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_runtime_dir))
+    assert runtime_dir() == str(short_runtime_dir / "hostler")
+
+
+def test_sockets_of_killed_keepers_are_removed(tmp_path: Path, short_runtime_dir: Path, keep: Starter) -> None:
+    async def work() -> None:
+        first = await keep(program(tmp_path, dir=str(tmp_path / "a")))
+        second = await keep(program(tmp_path, dir=str(tmp_path / "b")))
+        os.kill(first.pid, signal.SIGKILL)
+        await eventually(lambda: not alive(first))
+        assert os.path.exists(first.socket)
+        for address in (first, second):
+            os.utime(address.socket, (0, 0))
+        third = await keep(program(tmp_path, dir=str(tmp_path / "c")))
+        assert sorted(os.listdir(short_runtime_dir / "hostler")) == sorted(
+            os.path.basename(address.socket) for address in (second, third)
+        )
+        await (await hold(second)).end()
+
+    run(work())
+
+
+def test_a_folder_that_is_relative(tmp_path: Path, keep: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def work() -> None:
+        address = await keep(program(tmp_path, dir="here", cwd="."))
+        assert address.dir == str(tmp_path / "here")
+        held = await hold(address)
+        await held.send("k", b"echo fine")
+        await Reader(held).out(b"fine")
+
+    run(work())
 
 
 def test_a_folder_with_a_long_path(tmp_path: Path, keep: Starter) -> None:

@@ -145,10 +145,19 @@ def record(name: str) -> None:
 class Cleaner:
     """Takes out what belongs to this machine, and what is long and read by nobody."""
 
-    _LONG = ("slash_commands", "terminal_slash_commands", "skills", "plugins", "agents", "modelUsage", "usage", "subagent_stats")
+    _LONG = (
+        "slash_commands",
+        "terminal_slash_commands",
+        "skills",
+        "plugins",
+        "agents",
+        "modelUsage",
+        "usage",
+        "subagent_stats",
+    )
 
     def __init__(self, root: str, url: str) -> None:
-        self._places = {root: "/place", root.replace("/", "-"): "-place", url: "http://127.0.0.1:1"}
+        self._places = {f"{root}/work": "/session", root: "/place", root.replace("/", "-"): "-place", url: "http://127.0.0.1:1"}
 
     def __call__(self, line: str) -> str:
         for place, name in self._places.items():
@@ -157,7 +166,9 @@ class Cleaner:
         if message.get("type") == "control_response":
             message["response"].pop("response", None)
         if message.get("subtype") == "init":
-            message = {k: v for k, v in message.items() if k in ("type", "subtype", "session_id", "mcp_servers", "model")}
+            message = {
+                k: v for k, v in message.items() if k in ("type", "subtype", "session_id", "mcp_servers", "model")
+            }
         for key in self._LONG:
             message.pop(key, None)
         if isinstance(message.get("message"), dict):

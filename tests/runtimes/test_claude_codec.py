@@ -44,7 +44,9 @@ from hostler.types.runtime import (
 )
 
 CODEC = RUNTIME.codec
-STREAMS = {path.stem.removeprefix("claude-"): path for path in (Path(__file__).parent / "streams").glob("claude-*.jsonl")}
+STREAMS = {
+    path.stem.removeprefix("claude-"): path for path in (Path(__file__).parent / "streams").glob("claude-*.jsonl")
+}
 ID = "00000000-0000-4000-8000-000000000001"
 Item = Frame | seam.Command
 
@@ -124,7 +126,7 @@ def result(state: CodecState, **fields: Any) -> Frame:
     return line(type="result", **{**given, **fields})
 
 
-# ---- recorded streams -------------------------------------------------------------------------------------------------
+# ---- recorded streams ---------------------------------------------------------------------------------------------
 
 
 def test_there_are_recordings() -> None:
@@ -254,7 +256,7 @@ def test_structured_output() -> None:
     assert turn[-1] == Ended("done", '{"n":3}', {"n": 3})
 
 
-# ---- commands ---------------------------------------------------------------------------------------------------------
+# ---- commands -----------------------------------------------------------------------------------------------------
 
 
 def test_the_handshake_carries_the_schema_and_no_secret() -> None:
@@ -307,7 +309,7 @@ def test_other_questions_get_a_definite_no() -> None:
     assert (send.key, response["subtype"], response["request_id"]) == ("refuse:q", "error", "q")
 
 
-# ---- what no recording holds ------------------------------------------------------------------------------------------
+# ---- what no recording holds --------------------------------------------------------------------------------------
 
 
 def test_text_that_was_not_streamed_is_said_once() -> None:
@@ -399,7 +401,11 @@ def test_a_repeated_steer_does_not_keep_the_turn_open() -> None:
     ("fields", "stop", "code"),
     [
         ({"subtype": "error_max_turns", "is_error": True}, "max_turns", None),
-        ({"subtype": "error_during_execution", "is_error": True, "terminal_reason": "aborted_tools"}, "interrupted", None),
+        (
+            {"subtype": "error_during_execution", "is_error": True, "terminal_reason": "aborted_tools"},
+            "interrupted",
+            None,
+        ),
         ({"is_error": True, "api_error_status": 401}, "error", "model_auth"),
         ({"is_error": True, "api_error_status": 429}, "error", "model_rate_limited"),
         ({"is_error": True, "api_error_status": 400}, "error", "model_refused"),

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from recorded import context, replay
-from stdio_driver import text_of
+from tests.runtimes.recorded import context, replay
+from tests.runtimes.stdio_driver import text_of
 
 from hostler.runtimes.codex import RUNTIME
 from hostler.runtimes.codex.items import error_info
@@ -23,8 +23,8 @@ from hostler.types.runtime import (
     In,
     Interrupt,
     Prompt,
-    StepStarted,
     Steer,
+    StepStarted,
     Unfit,
 )
 
@@ -58,9 +58,10 @@ class Talk:
         return self._take(CODEC.fold(self.state, Frame(self._no, "out", json.dumps(message).encode())))
 
     def told(self, method: str, native: str = "n1", thread: str = THREAD, **params: Any) -> Talk:
-        return self.tell(method=method, params={"threadId": thread, "turnId": native, **params})
+        named = {} if "turn" in params else {"turnId": native}
+        return self.tell(method=method, params={"threadId": thread, **named, **params})
 
-    def keys(self) -> list[str]:
+    def said(self) -> list[str]:
         return [key for key, _ in self.sent]
 
     def message(self, key: str) -> dict[str, Any]:
@@ -183,9 +184,9 @@ def test_commands_that_the_sandbox_stopped_are_told() -> None:
 def test_a_prompt_before_the_handshake_is_sent_after_it() -> None:
     talk = Talk()
     talk.say(Prompt("t1", "early", images=(("image/png", "AAAA"),)))
-    assert talk.keys() == ["init", "initialized", "start"]
+    assert talk.said() == ["init", "initialized", "start"]
     talk.joined()
-    assert talk.keys()[3:] == ["settings", "t1"]
+    assert talk.said()[3:] == ["settings", "t1"]
     assert talk.message("t1")["params"]["input"] == [
         {"type": "text", "text": "early"},
         {"type": "image", "url": "data:image/png;base64,AAAA"},
@@ -197,19 +198,19 @@ def test_an_interrupt_before_the_handshake_sends_no_prompt() -> None:
     talk = Talk()
     talk.say(Prompt("t1", "early")).say(Interrupt()).joined()
     assert talk.events == [Ended("interrupted"), Identified(THREAD)]
-    assert "t1" not in talk.keys()
+    assert "t1" not in talk.said()
     talk.begun("t2")
-    assert "t2" in talk.keys()
+    assert "t2" in talk.said()
 
 
 def test_an_interrupt_and_a_steer_wait_until_the_turn_runs() -> None:
     talk = Talk().joined()
     talk.say(Prompt("t1", "go")).say(Steer("s1", "more")).say(Interrupt()).say(Interrupt())
-    assert "interrupt:t1" not in talk.keys()
+    assert "interrupt:t1" not in talk.said()
     talk.told("turn/started", turn={"id": "n1"})
     assert talk.message("interrupt:t1")["params"] == {"threadId": THREAD, "turnId": "n1"}
     assert talk.message("s1")["params"]["expectedTurnId"] == "n1"
-    assert talk.keys().count("interrupt:t1") == 1
+    assert talk.said().count("interrupt:t1") == 1
 
 
 def test_the_end_may_come_before_the_answer_to_the_prompt() -> None:
@@ -221,7 +222,7 @@ def test_the_end_may_come_before_the_answer_to_the_prompt() -> None:
     talk.begun("t2", "n2")
     talk.told("turn/completed", turn={"id": "n1", "status": "completed", "items": []})  # once more, late
     assert len(of(talk.events, Ended)) == 1
-    talk.told("turn/completed", "n2", turn={"id": "n2", "status": "completed", "items": []})
+    talk.told("turn/completed", turn={"id": "n2", "status": "completed", "items": []})
     assert len(of(talk.events, Ended)) == 2
 
 
@@ -238,7 +239,7 @@ def test_another_thread_than_the_one_asked_for_is_unfit() -> None:
     assert [type(e) for e in talk.events] == [Unfit]
     talk.say(Prompt("t1", "go"))
     assert [type(e) for e in talk.events] == [Unfit, Unfit]
-    assert "t1" not in talk.keys()
+    assert "t1" not in talk.said()
 
 
 def test_tokens_of_an_earlier_turn_do_not_name_the_new_one() -> None:
@@ -280,7 +281,7 @@ def test_an_approval_that_is_no_longer_asked_is_not_answered() -> None:
     talk.tell(id=7, method="item/commandExecution/requestApproval", params={"itemId": "c", "command": "ls"})
     talk.told("serverRequest/resolved", requestId=7)
     talk.say(Answer("t1:7", True))
-    assert "answer:t1:7" not in talk.keys()
+    assert "answer:t1:7" not in talk.said()
 
 
 def test_tools_without_an_end_are_closed_with_the_turn() -> None:
@@ -349,7 +350,11 @@ def test_noise_and_repeated_warnings() -> None:
     ("error", "code", "retryable"),
     [
         ({"codexErrorInfo": "unauthorized", "message": "x"}, "model_auth", False),
-        ({"codexErrorInfo": {"httpConnectionFailed": {"httpStatusCode": 429}}, "message": "x"}, "model_rate_limited", True),
+        (
+            {"codexErrorInfo": {"httpConnectionFailed": {"httpStatusCode": 429}}, "message": "x"},
+            "model_rate_limited",
+            True,
+        ),
         ({"codexErrorInfo": {"responseStreamDisconnected": {"httpStatusCode": None}}}, "model_unavailable", True),
         ({"codexErrorInfo": "contextWindowExceeded", "message": "x"}, "context_exceeded", False),
         ({"codexErrorInfo": "other", "message": '{"error": {"message": "bad"}}'}, "model_refused", False),

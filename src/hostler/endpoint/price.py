@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,8 +39,7 @@ class Rates:
 
 def listed(route: Route, tokens: Tokens) -> float | None:
     """The cost by the bundled price lists, or None for a model that they do not know."""
-    import genai_prices
-
+    genai_prices = _price_lists()
     calc: Any = genai_prices.calc_price  # its overloads forbid a choice at run time
     usage = genai_prices.Usage(
         input_tokens=tokens.input or 0,
@@ -54,6 +54,17 @@ def listed(route: Route, tokens: Tokens) -> float | None:
         except (LookupError, ValueError):  # ValueError: a list without a price for what was used
             continue
     return None
+
+
+def _price_lists() -> Any:
+    import genai_prices
+
+    if not hasattr(genai_prices, "calc_price"):
+        # This process was forked while another thread of its parent imported it: the half that is here stays a half.
+        for name in [n for n in sys.modules if n.partition(".")[0] == "genai_prices"]:
+            del sys.modules[name]
+        import genai_prices
+    return genai_prices
 
 
 def _lookups(route: Route) -> list[tuple[str, dict[str, str]]]:
@@ -127,7 +138,8 @@ def cost(route: Route, seen: Seen, headers: Mapping[str, str]) -> float | None:
         return None
     if (rates := _rates(route)) is not None:
         return rates.cost(seen.tokens)
-    return listed(route, seen.tokens) if _in_lists.get(route) else None
+    # A route that has not been looked up yet (its first call came at once) is looked up here.
+    return listed(route, seen.tokens) if _in_lists.get(route, True) else None
 
 
 def _rates(route: Route) -> Rates | None:

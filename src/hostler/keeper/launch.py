@@ -25,11 +25,13 @@ _START = 10.0
 _GUARD_ENV = "HOSTLER_GUARD"
 _MAX_SOCKET_PATH = 100  # sun_path holds 107 bytes
 _SWEEP = 4.0
+_SUFFIX = ".sock"
+_STALE = 3600.0  # younger ones may be on their way from bind to listen
 
 
 async def start(spec: KeeperSpec, model_socket: socket.socket | None) -> KeeperAddress:
     """Start a keeper with its program. ``model_socket`` is a listening socket, the program's model address; the caller
-    may close his copy afterwards. ProgramNotStarted when the program cannot be executed."""
+    closes his copy afterwards. ProgramNotStarted when the program cannot be executed."""
     starting = asyncio.create_task(asyncio.to_thread(_start, spec, model_socket))
     try:
         return await asyncio.shield(starting)
@@ -48,7 +50,9 @@ def _start(spec: KeeperSpec, model_socket: socket.socket | None) -> KeeperAddres
         raise KeeperError("programs can be kept on Linux only: the keeper finds and ends processes through /proc")
     folder = os.path.abspath(spec.dir)
     os.makedirs(folder, 0o700, exist_ok=True)
-    path = os.path.join(runtime_dir(), f"k-{secrets.token_hex(8)}.sock")
+    sockets = runtime_dir()
+    _tidy(sockets)
+    path = os.path.join(sockets, f"k-{secrets.token_hex(8)}{_SUFFIX}")
     token = secrets.token_hex(32)
     config = {
         "argv": spec.argv,
@@ -131,6 +135,18 @@ def _private(path: str) -> str:
             f" (owner {found.st_uid}, mode {stat.filemode(found.st_mode)}); remove it or set XDG_RUNTIME_DIR"
         )
     return path
+
+
+def _tidy(folder: str) -> None:
+    """Remove sockets that nobody listens on: a killed keeper cannot do it itself."""
+    for entry in os.scandir(folder):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            if entry.name.endswith(_SUFFIX) and time.time() - entry.stat().st_mtime > _STALE:
+                probe.setblocking(False)
+                try:
+                    probe.connect(entry.path)
+                except ConnectionRefusedError:
+                    os.unlink(entry.path)
 
 
 def alive(address: KeeperAddress) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import sqlite3
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -127,10 +128,11 @@ class Store:
                         pass
                     conn = None
             for write, value, problem in outcomes:
-                if problem is not None:
-                    write.done.set_exception(problem)
-                else:
-                    write.done.set_result(value)
+                with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+                    if problem is not None:
+                        write.done.set_exception(problem)
+                    else:
+                        write.done.set_result(value)
         if conn is not None:
             conn.close()
 

@@ -283,7 +283,7 @@ class Player:
         headers = {"x-api-key": os.environ["FAKE_TOKEN"], "anthropic-version": "2023-06-01"}
         status, lines = self._post(self.options["model_url"] + "/v1/messages", body, headers)
         if status != 200:
-            code = "model_auth" if status in (401, 403) else "model_unavailable"
+            code = {401: "model_auth", 403: "model_auth", 429: "model_rate_limited"}.get(status, "model_unavailable")
             raise Failed(code, f"{status} {b''.join(lines).decode('utf-8', 'replace')[:500]}")
         if not stream:
             yield "".join(block.get("text", "") for block in json.loads(b"".join(lines))["content"])

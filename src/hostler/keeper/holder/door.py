@@ -7,11 +7,16 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from .frames import ATTACH, HELLO, MAX_CONTROL, MAX_INPUT, REFUSED, Decoder, FrameTooLong, pack_json
 from .loop import READ, WRITE, Loop, Timer, log
 from .spool import Cursor
+
+TYPE_CHECKING = False  # the module typing takes long to import
+if TYPE_CHECKING:
+    from typing import Any
+
+    Admit = Callable[["Visitor", dict[str, Any]], None]  # takes the visitor in, or raises Refusal
 
 _CHUNK = 1 << 18
 _BURST = 4 << 20  # sent to the host before the others get their turn
@@ -36,35 +41,29 @@ def same(a: str, b: str) -> bool:
     return difference == 0
 
 
-class Receiver(Protocol):
-    def admit(self, visitor: Visitor, request: dict[str, Any]) -> None:
-        """Take the visitor in (attach it, or answer its command). Raises Refusal."""
-        ...
-
-
 class Door:
     """Accepts connections; each has two seconds to say who it is."""
 
-    def __init__(self, loop: Loop, listener: socket.socket, receiver: Receiver) -> None:
+    def __init__(self, loop: Loop, listener: socket.socket, admit: Admit) -> None:
         self._loop = loop
-        self._receiver = receiver
+        self._admit = admit
         self._visitors: list[Visitor] = []
         loop.listen(listener, self._on_knock)
 
     def _on_knock(self, sock: socket.socket) -> bool:
         if len(self._visitors) >= _MAX_VISITORS:
             self._visitors[0].leave()
-        self._visitors.append(Visitor(self._loop, sock, self._receiver, self._visitors.remove))
+        self._visitors.append(Visitor(self._loop, sock, self._admit, self._visitors.remove))
         return True
 
 
 class Visitor:
     """A connection that has not yet shown the token, or that waits for the answer to its one command."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, receiver: Receiver, on_left: Callable[[Visitor], None]) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, admit: Admit, on_left: Callable[[Visitor], None]) -> None:
         self._loop = loop
         self.sock = sock
-        self._receiver = receiver
+        self._admit = admit
         self._on_left: Callable[[Visitor], None] | None = on_left
         self.decoder = Decoder(MAX_CONTROL)
         self._timer: Timer = loop.call_later(_INTRODUCTION, self.leave)
@@ -107,7 +106,7 @@ class Visitor:
             request = json.loads(payload) if kind == ATTACH else None
             if not isinstance(request, dict):
                 raise ValueError("not an attach frame")
-            self._receiver.admit(self, request)
+            self._admit(self, request)
         except Refusal as refusal:
             self.say(REFUSED, refusal.message)
             self.leave()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
+
+TYPE_CHECKING = False  # the module typing takes long to import
+if TYPE_CHECKING:
+    from typing import Any
 
 PROTOCOL = 1
 HEADER = struct.Struct(">QcI")  # number (0: not numbered), kind, length of the payload

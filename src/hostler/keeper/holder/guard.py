@@ -8,10 +8,13 @@ import signal
 import socket
 import struct
 import time
-from typing import Any
 
 from . import init, tree
 from .loop import log
+
+TYPE_CHECKING = False  # the module typing takes long to import
+if TYPE_CHECKING:
+    from typing import Any
 
 PIDNS, GUARDIAN = "pidns", "guardian"
 _CREDENTIALS = struct.Struct("3i")

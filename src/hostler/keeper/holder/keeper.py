@@ -7,7 +7,6 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
 
 from . import door, frames
 from .door import Client, Door, Refusal, Visitor
@@ -17,6 +16,10 @@ from .model import ModelAddress
 from .program import Lines, Program
 from .spool import Entry, Spool
 from .tree import kill_all, started
+
+TYPE_CHECKING = False  # the module typing takes long to import
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 _RETRY_DISK = 0.5
 _FIRST_HOST = 10.0  # an ended program is kept this long for the host that started it
@@ -43,19 +46,18 @@ class Keeper:
         self._acked = 0
         self._turn_open = False
         self._spared: set[tuple[int, str]] = set()
-        self._spoken = False
 
         self._exited: int | None = None
         self._ending = self._finishing = False
         self._to_tell: list[Visitor] = []
 
-        self._listener = _listen(config["socket"])
+        listener = _listen(config["socket"])
         pipes = guard.spawn(config["argv"], config["env"], config["cwd"])
-        self._program = Program(loop, pipes, Lines(self._spool.folder), self._on_output)
+        self._program = Program(loop, pipes, Lines(self._spool.folder), self._on_output, self._on_first_word)
         self._model = (
             ModelAddress(loop, model, config["hold_limit"], self._note, self._program.drain) if model else None
         )
-        Door(loop, self._listener, self)
+        Door(loop, listener, self._admit)
         loop.watch(guard.control, READ, self._on_init)
         self._program.gate(True)
         self._expiry = loop.call_later(config["park_ttl"], self._expire)
@@ -63,7 +65,7 @@ class Keeper:
 
     # ---- the log ---------------------------------------------------------------------------------------------------
 
-    def record(self, entry: Entry, then: Callable[[], None] | None = None) -> None:
+    def _record(self, entry: Entry, then: Callable[[], None] | None = None) -> None:
         """Into the log, then ``then``. While the disk is full it waits here, and the program is not read."""
         self._pending.append((entry, then))
         self._flush()
@@ -71,11 +73,6 @@ class Keeper:
     def _on_output(self, entries: Iterable[Entry]) -> None:
         self._pending.extend((entry, None) for entry in entries)
         self._flush()
-        if not self._spoken:
-            self._spoken = True
-            if self._turn_open:
-                # The turn was opened before the program was up: wrappers and the program share its stdin.
-                self._spare(pid for pid in self._guard.processes() if self._reads_stdin(pid))
 
     def _flush(self) -> None:
         stalled = False
@@ -103,11 +100,11 @@ class Keeper:
 
     def _note(self, note: str) -> None:
         if self._exited is None:
-            self.record((frames.NOTE, note.encode()))
+            self._record((frames.NOTE, note.encode()))
 
     # ---- hosts -----------------------------------------------------------------------------------------------------
 
-    def admit(self, visitor: Visitor, request: dict[str, Any]) -> None:
+    def _admit(self, visitor: Visitor, request: dict[str, Any]) -> None:
         if request.get("protocol") != frames.PROTOCOL:
             raise Refusal("protocol", protocol=frames.PROTOCOL)
         if not door.same(str(request["token"]), self._config["token"]):
@@ -197,7 +194,7 @@ class Keeper:
         if key not in self._keys and self._exited is None and not self._ending:
             self._keys.add(key)
             # Logged before it is given: what the program has seen is always in the log.
-            self.record((frames.INPUT, payload), lambda: self._program.write(data))
+            self._record((frames.INPUT, payload), lambda: self._program.write(data))
 
     # ---- the turn --------------------------------------------------------------------------------------------------
 
@@ -208,6 +205,11 @@ class Keeper:
 
     def _spare(self, pids: Iterable[int]) -> None:
         self._spared |= {(pid, start) for pid in pids if (start := started(pid))}
+
+    def _on_first_word(self) -> None:
+        """The program is up. If the turn was opened before that, wrappers and program are known by their stdin."""
+        if self._turn_open:
+            self._spare(pid for pid in self._guard.processes() if self._reads_stdin(pid))
 
     def _reads_stdin(self, pid: int) -> bool:
         try:
@@ -281,7 +283,7 @@ class Keeper:
                 self._model.settle()
             self._program.finish()
             self._exited = code
-            self.record((frames.EXIT, b"%d" % code))
+            self._record((frames.EXIT, b"%d" % code))
 
     def _leave_if_done(self) -> None:
         if self._exited is None or self._finishing:

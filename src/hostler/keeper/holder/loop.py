@@ -9,16 +9,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 _LOG_BUDGET = 1 << 18
 _PAUSE = 0.2
-
-
-class _HasFileno(Protocol):
-    def fileno(self) -> int: ...
 
 
 _log_left = _LOG_BUDGET
@@ -69,7 +64,7 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._serial = itertools.count()
 
-    def watch(self, file: int | _HasFileno, mask: int, callback: Callable[[int], None]) -> None:
+    def watch(self, file: int | socket.socket, mask: int, callback: Callable[[int], None]) -> None:
         """Call ``callback(ready)`` while ``file`` is ready for ``mask``; replaces an earlier watch, 0 ends it."""
         fd = file if isinstance(file, int) else file.fileno()
         if not mask:
@@ -84,7 +79,7 @@ class Loop:
             old.live = False
             self._selector.modify(fd, mask, watch)
 
-    def unwatch(self, file: int | _HasFileno) -> None:
+    def unwatch(self, file: int | socket.socket) -> None:
         """Must come before the descriptor is closed: its number may be given out again at once."""
         fd = file if isinstance(file, int) else file.fileno()
         watch = self._watches.pop(fd, None)

@@ -61,12 +61,18 @@ class Program:
     """Reads stdout and stderr into ``record`` while the gate is open; writes queued lines to stdin."""
 
     def __init__(
-        self, loop: Loop, pipes: tuple[int, int, int], lines: Lines, record: Callable[[Sequence[Entry]], None]
+        self,
+        loop: Loop,
+        pipes: tuple[int, int, int],
+        lines: Lines,
+        record: Callable[[Sequence[Entry]], None],
+        on_first_word: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._stdin, self._stdout, self._stderr = pipes
         self._lines = lines
         self._record = record
+        self._on_first_word: Callable[[], None] | None = on_first_word
         self._queue = bytearray()
         self._closing = False
         self._gate = False
@@ -126,6 +132,9 @@ class Program:
         if data == b"":
             self._close_out()
         elif data:
+            if self._on_first_word is not None:
+                self._on_first_word()
+                self._on_first_word = None
             # Always recorded, even if nothing is complete: the keeper then looks after a tail grown long.
             self._record(self._lines.feed(data))
 

@@ -7,13 +7,16 @@ import os
 import signal
 import socket
 import sys
-from typing import NoReturn
 
 from . import guard, init
 from .frames import PROTOCOL
 from .keeper import Keeper
 from .loop import READ, Loop
 from .tree import started
+
+TYPE_CHECKING = False  # the module typing takes long to import
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main(argv: list[str]) -> NoReturn:

@@ -34,7 +34,7 @@ class ClaudeCode:
     codec = ClaudeCodec()
     native_files = (
         NativeFile(".claude/projects/*/{id}.jsonl", "jsonl"),
-        NativeFile(".claude/projects/*/{id}/**", "file"),
+        NativeFile(".claude/projects/*/{id}/**/*", "file"),
     )
     wire = "anthropic"
     id_pattern = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"

@@ -29,9 +29,13 @@ _WITHDRAWN = "The program no longer asks: its turn went on or ended."
 
 
 class ClaudeCodec:
-    """State: ``id`` of the conversation and whether it was ``resumed``; the ``turn`` with the uuids of the messages in it
-    that no result has covered yet (``open``) and the number of ``interrupts``; ``calls``, the model messages begun (see `stream`);
-    ``asks``, the ids of unanswered questions; ``down``, the MCP servers that failed."""
+    """Pure translation. Its state:
+
+    ``id`` of the conversation, whether it was ``resumed`` and whether the program has named it (``known``); the open
+    ``turn`` with the uuids of its messages that no result covers yet (``open``), its ``interrupts`` and what a first
+    result of it ``said``; ``begun`` and ``calls``, the model's messages (see `stream`); ``asks``, the ids of unanswered
+    questions; ``down``, the MCP servers that failed.
+    """
 
     version = 1
 
@@ -94,7 +98,7 @@ class ClaudeCodec:
                 return Folded(state, sends=(_answer(command),))
 
 
-# ---- lines in ---------------------------------------------------------------------------------------------------------
+# ---- lines in -----------------------------------------------------------------------------------------------------
 
 
 def _fold(state: CodecState, m: dict[str, Any]) -> Folded:
@@ -170,7 +174,9 @@ def _system(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[Code
             data = _dict(m.get("compact_metadata"))
             return state, [Compaction(_count(data.get("pre_tokens")), _count(data.get("post_tokens")))]
         case "permission_denied":
-            return state, [Notice("permission_denied", f"{m.get('tool_name')}: {m.get('decision_reason') or m.get('message')}")]
+            return state, [
+                Notice("permission_denied", f"{m.get('tool_name')}: {m.get('decision_reason') or m.get('message')}")
+            ]
         case "session_writes_lost":
             return state, [Notice("session_writes_lost", "The program could not write its transcript.")]
     return state, []
@@ -195,7 +201,7 @@ def _init(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[CodecE
     return {**state, "known": True, "down": down}, events
 
 
-# ---- the control protocol ---------------------------------------------------------------------------------------------
+# ---- the control protocol -----------------------------------------------------------------------------------------
 
 
 def _asked(state: CodecState, m: dict[str, Any]) -> Folded:
@@ -250,7 +256,7 @@ def _user(key: str, id: str, text: str, images: tuple[tuple[str, str], ...] = ()
     return Send(key, encode_line(message))
 
 
-# ---- small things -----------------------------------------------------------------------------------------------------
+# ---- small things -------------------------------------------------------------------------------------------------
 
 
 def _message_id(kind: str, key: str) -> str:

@@ -41,20 +41,20 @@ def _rows(content: bytes) -> Iterator[Row]:
 def _conversation(rows: list[Row]) -> list[Row]:
     """The rows on the way from the last one to the root, and with them the rest of each answer on it: calls made
     side by side, and their results, hang beside that way."""
-    by_id: dict[Any, Row] = {row["uuid"]: row for row in rows}
+    by_id = {row["uuid"]: row for row in rows}
     on_way: set[str] = set()
     row = rows[-1] if rows else None
     while row is not None and row["uuid"] not in on_way:
         on_way.add(row["uuid"])
-        row = by_id.get(row.get("parentUuid") or row.get("logicalParentUuid"))  # the latter crosses a compaction
+        row = by_id.get(str(row.get("parentUuid") or row.get("logicalParentUuid")))  # the latter crosses a compaction
     answers = {id for row in rows if row["uuid"] in on_way and (id := _answer_id(row))}
     kept = [row for row in rows if row["uuid"] in on_way or _answer_id(row) in answers]
-    calls = {block.get("id") for row in kept for block in _blocks(row, "tool_use")}
+    calls = {str(block.get("id")) for row in kept for block in _blocks(row, "tool_use")}
     ids = {row["uuid"] for row in kept}
     return [
         row
         for row in rows
-        if row["uuid"] in ids or any(b.get("tool_use_id") in calls for b in _blocks(row, "tool_result"))
+        if row["uuid"] in ids or any(str(b.get("tool_use_id")) in calls for b in _blocks(row, "tool_result"))
     ]
 
 

@@ -2,7 +2,7 @@
 
 ``calls`` in the codec's state holds the last message of each agent under its parent's id ("" for the main agent):
 ``no`` is its number, ``id`` the provider's, ``block`` the block that streams, ``live`` the blocks that were shown,
-``whole`` how many came whole, ``done`` whether it is over, ``void`` whether the program gave it up and repeats the call.
+``whole`` how many came whole, ``done`` whether it is over, ``void`` whether the program gave it up to repeat the call.
 """
 
 from __future__ import annotations

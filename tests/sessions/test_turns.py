@@ -1,0 +1,479 @@
+"""Turns: order, ends, limits, streams, and callers of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import hostler
+from hostler.harness import Done, ModelCall, Notice, Retract, Text, ToolCall
+from hostler.testing.model_server import ModelServer
+from tests.conftest import processes_of, wait_until
+from tests.sessions.programs import ALL, CLAUDE, FAKE_PROGRAM, Program, ids
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+FAKE = FAKE_PROGRAM.harness
+
+
+def steps(*steps: dict[str, Any]) -> str:
+    return json.dumps(list(steps))
+
+
+@pytest.fixture
+def options(models: ModelServer) -> dict[str, Any]:
+    return FAKE_PROGRAM.options(models)
+
+
+def test_callers_of_one_session_are_served_in_order_and_one_at_a_time(options: dict[str, Any], tmp_path: Path) -> None:
+    """Invariants 1 and 2. The program takes a lock in each turn and fails when it is held."""
+    lock = tmp_path / "lock"
+    prompt = steps({"shell": f"mkdir {lock} || exit 7; sleep 0.05; rmdir {lock}"}, {"text": "done"})
+    finished: list[int] = []
+    with hostler.agent_session(FAKE, **options) as session:
+        streams = [session.stream(prompt) for _ in range(8)]
+
+        def wait(n: int) -> None:
+            result = streams[n].wait()
+            finished.append(n)
+            assert not any("7" in e.output for e in result.events if hasattr(e, "output") and e.is_error), result
+
+        threads = [threading.Thread(target=wait, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert finished == sorted(finished)
+    assert len(finished) == 8
+
+
+def test_on_busy(options: dict[str, Any]) -> None:
+    with hostler.agent_session(FAKE, **options) as session:
+        slow = session.stream(steps({"text": "a"}, {"sleep": 20}))
+        assert isinstance(next(slow), Text)
+        with pytest.raises(hostler.SessionBusy, match="runs a turn already"):
+            session.run("x", on_busy="reject")
+        result = session.run("after", on_busy="interrupt")
+        assert result.stop_reason == "done"
+        assert slow.wait().stop_reason == "interrupted"
+        waiting = session.stream(steps({"text": "a"}, {"steered": True}, {"text": "b"}))
+        next(waiting)
+        joined = session.run("CODEWORD", on_busy="steer")
+        assert joined.turn_id == waiting.wait().turn_id
+
+
+@pytest.mark.parametrize("program", ALL, ids=ids)
+def test_cancel_leaves_no_process_of_the_turn(program: Program, models: ModelServer, tmp_path: Path) -> None:
+    """Invariant 5: within 5 s, grandchildren with a session of their own included (case C05)."""
+    pids = tmp_path / "pids"
+    command = f"setsid sh -c 'echo $$ >> {pids}; exec tail -f /dev/null' & sh -c 'echo $$ >> {pids}; exec tail -f /dev/null'"
+    with hostler.agent_session(program.harness, **program.options(models)) as session:
+        assert session.run(program.say("CODEWORD-one")).stop_reason == "done"
+        stream = session.stream(program.shell(command))
+        assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 15)
+        tails = [p for p in psutil.process_iter() if _is_tail(p, str(tmp_path))]
+        assert len(tails) == 2
+        start = time.monotonic()
+        session.cancel()
+        assert stream.wait().stop_reason == "cancelled"
+        left = 5 - (time.monotonic() - start)
+        assert wait_until(lambda: not [p for p in tails if p.is_running() and p.status() != psutil.STATUS_ZOMBIE], left)
+        assert "CODEWORD-one" in session.run(program.recall()).text
+
+
+def _is_tail(process: psutil.Process, home: str) -> bool:
+    try:
+        return process.name() == "tail" and home in process.environ().get("HOME", "")
+    except (psutil.Error, OSError):
+        return False
+
+
+@pytest.mark.parametrize("program", ALL, ids=ids)
+def test_timeout(program: Program, models: ModelServer) -> None:
+    with hostler.agent_session(program.harness, **program.options(models)) as session:
+        assert session.run(program.say("CODEWORD-one")).stop_reason == "done"
+        start = time.monotonic()
+        result = session.run(program.shell("tail -f /dev/null"), timeout=1.0)
+        assert result.stop_reason == "timeout"
+        assert result.usage.calls == 1  # case G07: what was used until then is counted
+        assert time.monotonic() - start < 8
+        assert "CODEWORD-one" in session.run(program.recall()).text
+
+
+def test_a_program_that_ignores_the_interrupt_is_ended(options: dict[str, Any]) -> None:
+    with hostler.agent_session(FAKE, **options) as session:
+        session.run("CODEWORD-one")
+        start = time.monotonic()
+        result = session.run(steps({"deaf": True}, {"hang": True}), timeout=0.3)
+        assert result.stop_reason == "timeout"
+        assert time.monotonic() - start < 6
+        assert "CODEWORD-one" in session.run(steps({"say": "memory"})).text
+
+
+def test_max_cost_ends_the_turn_and_needs_a_price(models: ModelServer, options: dict[str, Any]) -> None:
+    with hostler.agent_session(FAKE, max_cost=0.0005, **options) as session:
+        result = session.run(steps(*[{"model": "go"}] * 10))
+        assert result.stop_reason == "max_cost"
+        assert result.cost is not None
+        assert result.cost < 0.003
+    with (
+        hostler.agent_session(FAKE, max_cost=1.0, **{**options, "model": "litellm_proxy/nobody-knows-me"}) as session,
+        pytest.raises(hostler.CapabilityUnsupported, match="price"),
+    ):
+        session.run("x")
+
+
+@pytest.mark.real
+def test_max_turns_counts_model_calls(models: ModelServer) -> None:
+    with hostler.agent_session(CLAUDE.harness, max_turns=2, **CLAUDE.options(models)) as session:
+        for _ in range(2):  # it is a limit of the turn, not of the process
+            before = len(models.requests)
+            result = session.run("@@" + json.dumps([{"shell": "true"}] * 6) + "@@")
+            assert result.stop_reason == "max_turns"
+            assert len(models.requests) - before == 2
+
+
+def test_a_turn_ends_in_one_done_whatever_the_program_does(options: dict[str, Any]) -> None:
+    """Invariant 3; cases B02, J05, K10: the error says what was seen."""
+    with hostler.agent_session(FAKE, **options) as session:
+        for script, code in (
+            ([{"stderr": "last words"}, {"exit": 3}], "program_exited"),
+            ([{"exit": 0}], "program_exited"),
+            ([{"kill": 9}], "program_exited"),
+            ([{"error": "boom", "message": "it failed"}], "boom"),
+        ):
+            stream = session.stream(steps(*script))
+            events = list(stream)
+            assert [type(e) for e in events].count(Done) == 1
+            assert isinstance(events[-1], Done)
+            assert stream.result.stop_reason == "error"
+            assert stream.result.error is not None
+            assert stream.result.error.code == code
+            if script[0].get("stderr"):
+                assert "last words" in stream.result.error.message
+        assert session.run("still here").stop_reason == "done"
+
+
+def test_dropping_a_stream_is_not_a_cancel(options: dict[str, Any], workspace: Path) -> None:
+    with hostler.agent_session(FAKE, sandbox=hostler.sandbox.local(workspace), **options) as session:
+        for _ in session.stream(steps({"text": "a"}, {"sleep": 0.5}, {"write": "made.txt", "content": "x"})):
+            break
+        gc.collect()
+        assert session.run("next").stop_reason == "done"
+        assert (workspace / "made.txt").exists()
+
+
+def test_dropping_a_one_shot_stream_cancels(options: dict[str, Any], state_dir: Path) -> None:
+    stream = hostler.agent_stream(FAKE, steps({"text": "a"}, {"hang": True}), **options)
+    next(stream)
+    assert processes_of(state_dir)
+    del stream
+    gc.collect()
+    assert wait_until(lambda: not processes_of(state_dir), 8)
+
+
+def test_one_shot(options: dict[str, Any], state_dir: Path) -> None:
+    result = hostler.agent(FAKE, steps({"model": "go"}, {"text": "hello"}), **options)
+    assert "hello" in result.text
+    assert asyncio.run(hostler.aagent(FAKE, "hi", **options)).stop_reason == "done"
+    stream = hostler.agent(FAKE, "hi", stream=True, **options)
+    assert isinstance(list(stream)[-1], Done)
+    assert wait_until(lambda: not processes_of(state_dir), 5)
+
+
+def test_a_follower_misses_nothing_and_gets_nothing_twice(options: dict[str, Any]) -> None:
+    with hostler.agent_session(FAKE, **options) as session:
+        session.run(steps({"deltas": 50}))
+        seen = []
+        for record in session.follow(0):
+            seen.append(record.seq)
+            if len(seen) == 20:
+                break
+        more = []
+        for record in session.follow(seen[-1]):
+            more.append(record.seq)
+            if isinstance(record.event, Done):
+                break
+        assert seen + more == list(range(1, len(seen + more) + 1))
+        with pytest.raises(ValueError, match="cannot be followed"):
+            next(session.follow(10_000))
+
+
+def test_retracted_text_is_not_in_the_result(options: dict[str, Any]) -> None:
+    with hostler.agent_session(CLAUDE.harness, **{**options}) as session:
+        result = session.run('@@{"text": "the whole answer", "chunks": 4, "drop": true}@@')
+    kinds = [type(e) for e in result.events]
+    assert result.text.count("the whole") <= 1
+    assert Retract in kinds or result.error is not None
+
+
+def test_events_reach_callbacks_that_raise_or_block(options: dict[str, Any]) -> None:
+    seen: list[str] = []
+    release = threading.Event()
+
+    def blocks(record: Any) -> None:
+        seen.append(type(record.event).__name__)
+        release.wait(20)
+        raise RuntimeError("not your business")
+
+    with hostler.agent_session(FAKE, on_event=blocks, **options) as session:
+        start = time.monotonic()
+        assert session.run("one").stop_reason == "done"
+        assert time.monotonic() - start < 10
+        release.set()
+        assert wait_until(lambda: "Done" in seen, 5)
+
+
+def test_approvals(options: dict[str, Any]) -> None:
+    script = steps({"approve": "Shell", "input": {"command": "ls"}}, {"text": "after"})
+    asked: list[Any] = []
+
+    async def allow(approval: Any) -> bool:
+        asked.append(approval)
+        return True
+
+    with hostler.agent_session(FAKE, on_approval=allow, **options) as session:
+        assert "after" in session.run(script).text
+        assert asked[0].tool
+    with hostler.agent_session(FAKE, permissions="ask", **options) as session:
+        for answer in ("allow", "deny"):
+            stream = session.stream(script)
+            for event in stream:
+                if isinstance(event, hostler.harness.Approval):
+                    assert [a.id for a in session.approvals()] == [event.id]
+                    asyncio.run(event.allow() if answer == "allow" else event.deny("no"))
+            assert stream.result.stop_reason == "done"
+
+
+def test_many_threads(options: dict[str, Any], state_dir: Path) -> None:
+    """20 threads with sessions of their own, and 20 on one (cases J02, J07)."""
+    failed: list[BaseException] = []
+
+    def own(n: int) -> None:
+        try:
+            with hostler.agent_session(FAKE, **options) as session:
+                for turn in range(2):
+                    assert f"{n}-{turn}" in session.run(f"{n}-{turn}").text
+        except BaseException as error:
+            failed.append(error)
+
+    with hostler.agent_session(FAKE, **options) as shared:
+
+        def share(n: int) -> None:
+            try:
+                assert f"shared-{n}" in shared.run(f"shared-{n}").text
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=own, args=(n,)) for n in range(10)]
+        threads += [threading.Thread(target=share, args=(n,)) for n in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+        assert failed == []
+
+
+def test_sync_calls_inside_a_running_loop(options: dict[str, Any]) -> None:
+    """A notebook (case J01), and a user who blocks his own loop."""
+
+    async def notebook() -> None:
+        with hostler.agent_session(FAKE, **options) as session:
+            assert session.run("one").stop_reason == "done"
+            turn = asyncio.create_task(session.arun(steps({"sleep": 0.2}, {"text": "two"})))
+            await asyncio.sleep(0.05)
+            time.sleep(1.0)  # blocks the loop; the engine's is another one
+            assert "two" in (await turn).text
+
+    asyncio.run(notebook())
+
+
+def test_a_session_outlives_the_loop_that_made_it(options: dict[str, Any]) -> None:
+    """Case J02."""
+
+    async def make() -> Any:
+        session = await hostler.aagent_session(FAKE, **options)
+        await session.arun("CODEWORD-one")
+        return session
+
+    session = asyncio.run(make())
+
+    async def use() -> str:
+        async with session:
+            return str((await session.arun(steps({"say": "memory"}))).text)
+
+    assert "CODEWORD-one" in asyncio.run(use())
+
+
+def test_a_loop_without_subprocesses(options: dict[str, Any]) -> None:
+    """Case J04."""
+
+    class Loop(asyncio.SelectorEventLoop):
+        async def subprocess_exec(self, *args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError
+
+    loop = Loop()
+    try:
+        assert loop.run_until_complete(hostler.aagent(FAKE, "hi", **options)).stop_reason == "done"
+    finally:
+        loop.close()
+
+
+SCRIPT = """
+import asyncio, sys, gc, os, logging
+import hostler
+logging.getLogger('asyncio').setLevel(logging.ERROR)  # it warns of steps over 0.1 s, which a busy machine makes
+from hostler.testing.fake_runtime import FAKE
+options = dict(model="claude-sonnet-4-5", api_base=sys.argv[1], api_key="planted-gateway-key-7f3a")
+{body}
+print("end", flush=True)
+"""
+
+BODIES = {
+    "no close": "s = hostler.agent_session(FAKE, **options); print(s.run('hi').stop_reason)",
+    "no close, turn running": "s = hostler.agent_session(FAKE, **options)\nfor e in s.stream('[{\"text\": \"a\"}, {\"hang\": true}]'): break",
+    "async break": """
+async def main():
+    s = await hostler.aagent_session(FAKE, **options)
+    async for e in s.astream('[{"text": "a"}, {"sleep": 0.2}]'):
+        break
+asyncio.run(main())""",
+    "async return": """
+async def one(s):
+    async for e in s.astream('[{"text": "a"}, {"sleep": 0.2}]'):
+        return e
+async def main():
+    async with hostler.aagent_session(FAKE, **options) as s:
+        await one(s)
+        gc.collect()
+asyncio.run(main())""",
+    "async exception": """
+async def main():
+    async with hostler.aagent_session(FAKE, **options) as s:
+        try:
+            async for e in s.astream('[{"text": "a"}, {"sleep": 0.2}]'):
+                raise ValueError
+        except ValueError:
+            pass
+asyncio.run(main())""",
+    "closed from another task": """
+async def main():
+    async with hostler.aagent_session(FAKE, **options) as s:
+        stream = s.astream('[{"text": "a"}, {"sleep": 0.5}]')
+        await anext(stream)
+        await asyncio.create_task(stream.aclose())
+asyncio.run(main())""",
+    "cancelled wait": """
+async def main():
+    async with hostler.aagent_session(FAKE, **options) as s:
+        task = asyncio.create_task(s.arun('[{"text": "a"}, {"sleep": 0.5}]'))
+        await asyncio.sleep(0.4)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        print((await s.arun('next')).stop_reason)
+asyncio.run(main())""",
+    "fork": """
+s = hostler.agent_session(FAKE, **options)
+s.run('hi')
+import warnings; warnings.simplefilter('ignore', DeprecationWarning)
+pid = os.fork()
+if pid == 0:
+    with hostler.agent_session(FAKE, **options) as t:
+        ok = t.run('in the child').stop_reason == 'done'
+    os._exit(0 if ok else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+print(s.run('in the parent').stop_reason)
+s.close()""",
+    "never awaited": "o = hostler.aagent_session(FAKE, **options); del o; gc.collect()",
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_scripts_end_without_a_warning_or_a_process(name: str, models: ModelServer, state_dir: Path) -> None:
+    """Cases C01, C02."""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", SCRIPT.format(body=BODIES[name]), models.url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "HOSTLER_STATE_DIR": str(state_dir)},
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert "end" in done.stdout
+    assert wait_until(lambda: not processes_of(state_dir), 5)
+
+
+def test_a_sync_call_on_the_engine_thread_raises(options: dict[str, Any]) -> None:
+    raised: list[BaseException] = []
+
+    async def on_engine() -> None:
+        try:
+            hostler.agent(FAKE, "x", **options)
+        except RuntimeError as error:
+            raised.append(error)
+
+    hostler.agent(FAKE, "warm up", **options)
+    from hostler import portal
+
+    portal.run(on_engine())
+    assert "async twin" in str(raised[0])
+
+
+def test_costs_add_up(models: ModelServer, options: dict[str, Any]) -> None:
+    """Cases G01, G02, G08."""
+    with hostler.agent_session(FAKE, **options) as session:
+        assert session.cost == 0.0
+        free = session.run(steps({"text": "no model"}))
+        assert free.cost == 0.0
+        results = [session.run(steps(*[{"model": "go"}] * n)) for n in (1, 2, 3)]
+        assert [r.usage.calls for r in results] == [1, 2, 3]
+        one = results[0].cost
+        assert one is not None
+        assert [r.cost for r in results] == pytest.approx([one, 2 * one, 3 * one])
+        assert session.cost == pytest.approx(6 * one)
+        assert session.usage.calls == 6
+        calls = [e for e in _records(session) if isinstance(e, ModelCall)]
+        assert len(calls) == 6
+        state = session.stop()
+    with hostler.agent_resume(state, **options) as session:
+        assert session.cost == pytest.approx(6 * one)
+        assert session.run(steps({"model": "go"})).cost == pytest.approx(one)
+
+
+def _records(session: Any) -> list[Any]:
+    last = session.run("last").turn_id
+    out = []
+    for record in session.follow(0):
+        out.append(record.event)
+        if isinstance(record.event, Done) and record.turn == last:
+            return out
+    return out
+
+
+def test_unknown_price_is_none_not_zero(options: dict[str, Any]) -> None:
+    """Case G05."""
+    with hostler.agent_session(FAKE, **{**options, "model": "litellm_proxy/nobody-knows-me"}) as session:
+        result = session.run(steps({"model": "go"}))
+        assert result.cost is None
+        assert result.usage.output_tokens == 40
+        assert session.cost is None
+
+
+def test_tool_events_are_paired(options: dict[str, Any]) -> None:
+    with hostler.agent_session(FAKE, **options) as session:
+        result = session.run(steps({"shell": "echo hi"}, {"text": "x"}))
+    (call,) = [e for e in result.events if isinstance(e, ToolCall)]
+    assert call.name == "bash"
+    assert not [e for e in result.events if isinstance(e, Notice)]
