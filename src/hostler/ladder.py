@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import keeper
-from .endpoint import Route
+from .endpoint import TOOLS_PATH, Route
 from .keeper import KeeperAddress, KeeperError, KeeperSpec
 from .program import Program
 from .progress import Progress, begun
@@ -49,14 +49,14 @@ class Place:
     rules: Mapping[str, Any]
     route: Route
     approvals: bool
-    tool_names: tuple[str, ...]
+    tools: str | None  # a digest of what the app offers
     park_ttl: float
     orphan_ttl: float
 
     def fingerprint(self) -> str:
         """Changes when a live program cannot go on under these rules."""
         per_launch = {k: v for k, v in self.rules.items() if k not in _PER_TURN}
-        rules = [per_launch, self.route.model, self.route.wire, self.sandbox.workdir, self.approvals, self.tool_names]
+        rules = [per_launch, self.route.model, self.route.wire, self.sandbox.workdir, self.approvals, self.tools]
         return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -86,7 +86,13 @@ async def attach(
             raise
         await asyncio.to_thread(keeper.sweep, address.mark)
         return None
-    program = Program(held, epoch=epoch, token=stored.program["token"], fingerprint=stored.program["fingerprint"])
+    program = Program(
+        held,
+        epoch=epoch,
+        token=stored.program["token"],
+        tool_token=stored.program["tool_token"],
+        fingerprint=stored.program["fingerprint"],
+    )
     progress = Progress.from_dict(stored.progress)
     if progress.version != place.runtime.codec.version:
         await program.end()
@@ -101,15 +107,21 @@ class Launched:
 
     address: KeeperAddress
     token: str
+    tool_token: str | None
     fingerprint: str
     progress: Progress
     resumed: str | None
 
     def stored(self) -> dict[str, Any]:
-        return {"address": self.address.to_dict(), "token": self.token, "fingerprint": self.fingerprint}
+        return {
+            "address": self.address.to_dict(),
+            "token": self.token,
+            "tool_token": self.tool_token,
+            "fingerprint": self.fingerprint,
+        }
 
 
-async def launch(stored: Stored, place: Place, *, tool_url_path: str | None, tool_token: str | None) -> Launched:
+async def launch(stored: Stored, place: Place) -> Launched:
     """Start the program: with its own history when the session has one, else fresh. Raises set-up errors."""
     runtime, sandbox, dirs, rules = place.runtime, place.sandbox, place.dirs, place.rules
     if not os.path.isdir(sandbox.workdir):
@@ -121,6 +133,7 @@ async def launch(stored: Stored, place: Place, *, tool_url_path: str | None, too
         os.makedirs(folder, mode=0o700, exist_ok=True)
     native_id = await asyncio.to_thread(_restore, stored, place)
     token = secrets.token_urlsafe(24)
+    tool_token = secrets.token_urlsafe(24) if place.tools else None
     mark = secrets.token_hex(16)
     listener = sandbox.listen()
     try:
@@ -146,7 +159,7 @@ async def launch(stored: Stored, place: Place, *, tool_url_path: str | None, too
             max_turns=rules["max_turns"],
             effort=rules["effort"],
             output_schema=rules.get("output"),
-            tool_url=url + tool_url_path if tool_url_path else None,
+            tool_url=url + TOOLS_PATH if tool_token else None,
             tool_token=tool_token,
             mcp_servers=rules["mcp_servers"],
             options=rules["options"],
@@ -170,7 +183,7 @@ async def launch(stored: Stored, place: Place, *, tool_url_path: str | None, too
     finally:
         listener.close()
     progress = begun(runtime.codec, runtime.codec.start(context))
-    return Launched(address, token, place.fingerprint(), progress, "native" if native_id else None)
+    return Launched(address, token, tool_token, place.fingerprint(), progress, "native" if native_id else None)
 
 
 async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) -> Program:
@@ -179,7 +192,13 @@ async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) ->
         held = await keeper.attach(launched.address, epoch=epoch, holder=holder, after=0, upstream=upstream)
     except KeeperError as error:
         raise HarnessError(f"The keeper of a program just started cannot be reached: {error}") from error
-    program = Program(held, epoch=epoch, token=launched.token, fingerprint=launched.fingerprint)
+    program = Program(
+        held,
+        epoch=epoch,
+        token=launched.token,
+        tool_token=launched.tool_token,
+        fingerprint=launched.fingerprint,
+    )
     await program.send(launched.progress.owed)
     return program
 

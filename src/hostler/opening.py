@@ -8,7 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row
 
@@ -26,6 +26,9 @@ from .types.sandbox import Sandbox
 from .types.state import State
 from .workspace import SessionDirs, check_apart
 
+if TYPE_CHECKING:
+    from .toolserver import HostTool
+
 
 async def open_session(
     harness: Harness | AcpAgent, given: Mapping[str, Any], *, ephemeral: bool = False
@@ -36,6 +39,7 @@ async def open_session(
     refuse_unbuilt(options)
     runtime = runtime_for(checked)
     refuse_unheld(runtime, options)
+    tools = await _tools(options)
     host = await implicit_host(options.state_dir)
     key = f"s-{uuid.uuid4().hex}"
     dirs = SessionDirs.of(host.data_dir, key)
@@ -53,7 +57,7 @@ async def open_session(
             now=time.time(),
         )
     )
-    live = LiveSession(host, row, runtime, sandbox, dirs, options)
+    live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
     live.check(options.rules())
     host.sessions[live.id] = live
     return SessionCore(live, ephemeral=ephemeral)
@@ -65,6 +69,7 @@ async def resume_session(state: State, given: Mapping[str, Any]) -> SessionCore:
         raise TypeError(f"agent_resume takes a State (State.loads(bytes) reads one), not {type(state).__name__}.")
     options = Options.of(given)
     refuse_unbuilt(options)
+    tools = await _tools(options)
     host = await implicit_host(options.state_dir)
     row = await host.store.read(lambda conn: queries.find_session(conn, state.session))
     if row is None:
@@ -91,7 +96,7 @@ async def resume_session(state: State, given: Mapping[str, Any]) -> SessionCore:
         row = await host.store.read(lambda conn: queries.get_session(conn, row.id))
     live = host.sessions.get(row.id)
     if live is None:
-        live = LiveSession(host, row, runtime, sandbox, dirs, options)
+        live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
         live.resumed = await asyncio.to_thread(ladder.may_resume, stored_of(row), live.check(rules))
         host.sessions[row.id] = live
         live.serve()  # a turn that a dead host left is brought to its Done
@@ -106,6 +111,7 @@ def refuse_unheld(runtime: Runtime, options: Options) -> None:
         wrong = f"permissions={options.permissions!r} (it can hold: {', '.join(map(repr, can.permissions))})"
     for name, given, able in (
         ("on_approval", options.on_approval is not None, can.approvals),
+        ("tools", bool(options.tools), can.tools),
         ("instructions", options.instructions is not None, can.instructions),
         ("mcp_servers", bool(options.mcp_servers), can.mcp_servers),
         ("disable_tools", bool(options.disable_tools), can.disable_tools),
@@ -118,6 +124,19 @@ def refuse_unheld(runtime: Runtime, options: Options) -> None:
             wrong = wrong or name
     if wrong:
         raise CapabilityUnsupported(f"{runtime.name} cannot hold {wrong}. Leave it out, or choose another program.")
+
+
+async def _tools(options: Options) -> tuple[HostTool, ...]:
+    """The app's functions as tools. Raises TypeError naming one that cannot be offered."""
+    if not options.tools:
+        return ()
+
+    def work() -> tuple[HostTool, ...]:
+        from .toolserver import host_tools  # takes most of a second to import
+
+        return host_tools(options.tools)
+
+    return await asyncio.to_thread(work)
 
 
 def _same_program(state: State, row: Row[Any]) -> Runtime:

@@ -123,6 +123,7 @@ async def call_back(function: Callable[..., Any], *args: Any, loop: asyncio.Abst
 async def _in_thread(function: Callable[..., Any], *args: Any) -> Any:
     # A daemon thread of its own, not a pool's: the interpreter would wait for one that the app blocks for ever.
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()  # nobody can take it back: one who stopped waiting is not told
 
     def work() -> None:
         try:

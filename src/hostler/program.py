@@ -23,9 +23,10 @@ class Gone:
 class Program:
     """Frames of the program, model calls of the endpoint and commands from outside, in one stream of items."""
 
-    def __init__(self, held: Held, *, epoch: int, token: str, fingerprint: str) -> None:
+    def __init__(self, held: Held, *, epoch: int, token: str, tool_token: str | None, fingerprint: str) -> None:
         self.epoch = epoch
         self.token = token
+        self.tool_token = tool_token
         self.fingerprint = fingerprint
         self._held = held
         self._items: list[Item | Gone] = []

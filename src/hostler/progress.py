@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .types.events import Event, ModelCall, Notice, Retract, Text, ToolCall
+from .types.events import CallbackFailed, Event, ModelCall, Notice, Retract, Text, ToolCall
 from .types.result import ErrorInfo
 from .types.runtime import (
     Codec,
@@ -26,7 +26,7 @@ from .types.runtime import (
 _STDERR = 4096  # bytes of the program's stderr that are kept for errors
 _VERSION = 1
 
-Item = Frame | ModelCall | Command
+Item = Frame | ModelCall | CallbackFailed | Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def begun(codec: Codec, folded: Folded) -> Progress:
 
 
 def advance(codec: Codec, progress: Progress, item: Item) -> Step:
-    """Fold one item: a frame of the program's log, a model call that the endpoint saw, or a command from outside."""
+    """Fold one item: a frame of the program's log, what the host itself saw, or a command from outside."""
     if isinstance(item, Frame):
         progress = replace(progress, frame=item.no)
         if item.kind == "in":
@@ -107,6 +107,8 @@ def advance(codec: Codec, progress: Progress, item: Item) -> Step:
     elif isinstance(item, ModelCall):
         folded = _fold(codec, progress, item)
         folded = replace(folded, events=(item, *folded.events))
+    elif isinstance(item, CallbackFailed):
+        folded = Folded(progress.codec, (item,))
     else:
         if isinstance(item, Prompt):
             progress = replace(progress, turn=item.turn, steps=0, stop=None)

@@ -227,7 +227,7 @@ def bind(live: LiveSession, approval: Approval) -> Approval:
 
 def refuse_unbuilt(options: Options, live: LiveSession | None = None) -> None:
     """Options that no program can be given yet."""
-    for name in ("tools", "skills", "output"):
+    for name in ("skills", "output"):
         if getattr(options, name):
             raise CapabilityUnsupported(f"{name} cannot be given to any program yet.")
 

@@ -19,7 +19,7 @@ class Written:
         self.records: list[Record] = []
 
     async def read(self, session: int, after: int) -> list[Record]:
-        found = self.records[after : after + 7]
+        found = self.records[after : after + 1000]
         await asyncio.sleep(random.random() / 500)
         return found
 

@@ -9,15 +9,36 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from keeper_support import Starter
+from keeper_support import Starter, program, run
 
-from hostler.keeper import KeeperAddress, KeeperSpec, destroy, start
+from hostler.keeper import KeeperAddress, KeeperError, KeeperSpec, destroy, start
+
+
+@pytest.fixture(scope="session")
+def has_namespaces(tmp_path_factory: pytest.TempPathFactory) -> bool:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOSTLER_GUARD", "pidns")
+        try:
+            destroy(run(start(program(tmp_path_factory.mktemp("probe")), None)))
+        except KeeperError:
+            return False
+    return True
+
+
+@pytest.fixture
+def pidns(has_namespaces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_namespaces:
+        pytest.skip("no pid namespaces here")
+    monkeypatch.setenv("HOSTLER_GUARD", "pidns")
 
 
 @pytest.fixture(params=["pidns", "guardian"])
 def guard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("HOSTLER_GUARD", request.param)
-    return str(request.param)
+    kind = str(request.param)
+    if kind == "pidns":
+        request.getfixturevalue("pidns")
+    monkeypatch.setenv("HOSTLER_GUARD", kind)
+    return kind
 
 
 @pytest.fixture

@@ -322,10 +322,7 @@ time.sleep(60)
     run(work())
 
 
-def test_agent_in_a_pid_namespace_does_not_see_the_keeper(
-    tmp_path: Path, keep: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOSTLER_GUARD", "pidns")
+def test_agent_in_a_pid_namespace_does_not_see_the_keeper(tmp_path: Path, keep: Starter, pidns: None) -> None:
     code = """
 import json, os, signal
 pids = sorted(int(n) for n in os.listdir("/proc") if n.isdigit())
@@ -421,7 +418,8 @@ destroy(address)
 """
 
 
-def test_guardian_where_there_are_no_namespaces(tmp_path: Path) -> None:
+def test_guardian_where_there_are_no_namespaces(tmp_path: Path, pidns: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOSTLER_GUARD")
     setpriv = shutil.which("setpriv")
     if setpriv is None or os.geteuid() != 0:
         pytest.skip("needs root and setpriv to give up a capability")

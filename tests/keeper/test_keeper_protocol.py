@@ -441,6 +441,23 @@ def test_runtime_dir_of_somebody_else_is_refused(
     assert runtime_dir() == str(short_runtime_dir / "hostler")
 
 
+def test_a_wait_that_is_cancelled_loses_nothing(tmp_path: Path, keep: Starter) -> None:
+    async def work() -> None:
+        held = await hold(await keep(program(tmp_path)))
+        batches = held.batches()
+        await held.send("k", b"lines 3000")
+        numbers: list[int] = []
+        while len(numbers) < 3002:
+            try:
+                async with asyncio.timeout(0.0005):
+                    numbers += [frame.no for frame in await anext(batches)]
+            except TimeoutError:
+                pass
+        assert numbers == list(range(1, 3003))
+
+    run(work())
+
+
 def test_sockets_of_killed_keepers_are_removed(tmp_path: Path, short_runtime_dir: Path, keep: Starter) -> None:
     async def work() -> None:
         first = await keep(program(tmp_path, dir=str(tmp_path / "a")))

@@ -157,7 +157,12 @@ class Cleaner:
     )
 
     def __init__(self, root: str, url: str) -> None:
-        self._places = {f"{root}/work": "/session", root: "/place", root.replace("/", "-"): "-place", url: "http://127.0.0.1:1"}
+        self._places = {
+            f"{root}/work": "/session",
+            root: "/place",
+            root.replace("/", "-"): "-place",
+            url: "http://127.0.0.1:1",
+        }
 
     def __call__(self, line: str) -> str:
         for place, name in self._places.items():

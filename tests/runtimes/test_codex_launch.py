@@ -75,7 +75,7 @@ def test_a_home_below_the_temporary_folder_is_refused() -> None:
         ("full", False, "dangerFullAccess", "never"),
         ("read-only", False, "readOnly", "never"),
         ("edit", False, "workspaceWrite", "never"),
-        ("ask", False, "readOnly", "untrusted"),
+        ("ask", False, "dangerFullAccess", "untrusted"),
         ("read-only", True, "dangerFullAccess", "never"),
         ("ask", True, "dangerFullAccess", "untrusted"),
     ],

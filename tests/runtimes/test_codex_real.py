@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,18 +190,28 @@ def test_every_change_asks(tmp_path: Path, server: ModelServer, resumed: bool) -
         if not isinstance(event, Approval):
             return None
         asked.append(event)
-        assert not (work / "p.txt").exists()
+        assert not (work / ["a.txt", "b.txt", "p.txt", "c.txt"][len(asked) - 1]).exists()
         return Answer(event.id, allow=len(asked) != 2)
 
     with driver(RUNTIME, ctx) as program:
         events = program.run(
-            Prompt("t1", script({"shell": "echo 1 > a.txt"}, {"shell": "echo 2 > b.txt"}, {"shell": PATCH})), on=answer
+            Prompt(
+                "t1",
+                script(
+                    {"shell": "echo 1 >> a.txt"},
+                    {"shell": "echo 2 > b.txt"},
+                    {"shell": PATCH},
+                    {"shell": "touch c.txt"},
+                ),
+            ),
+            on=answer,
         )
-    assert [a.tool for a in asked] == ["bash", "bash", "edit"]
-    assert asked[0].input["command"] == "echo 1 > a.txt"
+    assert [a.tool for a in asked] == ["bash", "bash", "edit", "bash"]
+    assert (work / "a.txt").read_text() == "1\n"  # run once
+    assert asked[0].input["command"] == "echo 1 >> a.txt"
     assert asked[2].input["changes"][0]["diff"] == "hello\n"
-    assert [r.is_error for r in of(events, ToolResult)] == [False, True, False], of(events, ToolResult)
-    assert sorted(p.name for p in work.iterdir()) == ["a.txt", "p.txt"]
+    assert [r.is_error for r in of(events, ToolResult)] == [False, True, False, False]
+    assert sorted(p.name for p in work.iterdir()) == ["a.txt", "c.txt", "p.txt"]
     assert events[-1].stop_reason == "done"  # type: ignore[union-attr]
 
 
@@ -258,6 +269,17 @@ def test_a_model_that_fails_ends_the_turn_soon(
         assert (end.stop_reason, end.error and end.error.code) == ("error", code)
         server.script([{"text": "well again"}])
         assert text_of(program.run(Prompt("t2", "and now?"))) == "well again"
+
+
+def test_a_model_that_is_not_there_ends_the_turn_soon(tmp_path: Path, server: ModelServer) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        with driver(RUNTIME, dataclasses.replace(place(tmp_path, server), model_url=url)) as program:
+            end = program.run(Prompt("t1", "hello"), timeout=15)[-1]
+    assert isinstance(end, Ended)
+    assert end.error
+    assert end.error.code == "model_unavailable"
 
 
 def test_a_cut_answer_is_taken_back(tmp_path: Path, server: ModelServer) -> None:

@@ -161,7 +161,9 @@ def test_it_calls_the_model(fakes: Fakes) -> None:
 def test_it_calls_the_callers_tools(fakes: Fakes) -> None:
     with tool_server() as url:
         d = fakes.start(tool_url=url, tool_token=TOKEN)
-        events = d.run(prompt("t1", {"mcp": "add", "arguments": {"a": 3, "b": 5}}, {"mcp": "add", "arguments": {"a": 4, "b": 5}}))
+        events = d.run(
+            prompt("t1", {"mcp": "add", "arguments": {"a": 3, "b": 5}}, {"mcp": "add", "arguments": {"a": 4, "b": 5}})
+        )
         assert [e.output for e in events if isinstance(e, ToolResult)] == ["sum=8", "sum=9"]
         assert {e.builtin for e in events if isinstance(e, ToolCall)} == {False}
         d = fakes.start(tool_url=url, tool_token="wrong")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -14,26 +15,36 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-HarnessName = Annotated[str, typer.Argument(help="claude_code, codex, opencode, ...")]
+_RUN_HELP = """Run one turn of an agent program.
+
+The answer goes to standard output, all else to standard error. Ctrl-C cancels the turn, which still ends properly; a
+second Ctrl-C leaves at once.
+
+Exit code: 0 the turn is done, 1 it failed, 2 it could not begin, 130 cancelled by Ctrl-C.
+"""
 
 
-@app.command()
-def run(
-    harness: HarnessName,
+@app.command("run", help=_RUN_HELP)
+def run_(
+    harness: Annotated[str, typer.Argument(help="claude_code, codex, ... (`hostler doctor` lists them).")],
     prompt: Annotated[str, typer.Argument(help="What to say; - reads it from standard input.")],
     model: Annotated[str | None, typer.Option(help="litellm_proxy/<group>, or a provider's model name.")] = None,
-    workdir: Annotated[str | None, typer.Option(help="Work in this directory; else in a new one of the session's own.")] = None,
-    resume: Annotated[str | None, typer.Option(help="A file with a State: resume it, and write the new one back.")] = None,
-    state: Annotated[str | None, typer.Option(help="Write the session's State into this file and park the program.")] = None,
+    workdir: Annotated[
+        str | None, typer.Option(help="Work in this directory; without it in a new one of the session's own.")
+    ] = None,
+    state: Annotated[str | None, typer.Option(help="Keep the session: write its State into this file.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with the session of this State file, and write the new State back.")
+    ] = None,
     permissions: Annotated[str | None, typer.Option(help="full, read-only, edit or ask.")] = None,
     instructions: Annotated[str | None, typer.Option(help="Added to the program's own system prompt.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds for the turn.")] = None,
     max_turns: Annotated[int | None, typer.Option(help="Model calls of the main agent.")] = None,
     max_cost: Annotated[float | None, typer.Option(help="US dollars for the turn.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="One event a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One event a line on standard output.")] = False,
 ) -> None:
-    """Run one turn. Ctrl-C cancels it, a second Ctrl-C leaves at once."""
-    from .run import run_command
+    from .run import Job, run_command
+    from .terminal import guarded
 
     given = {
         "model": model,
@@ -44,28 +55,34 @@ def run(
         "max_cost": max_cost,
     }
     options = {name: value for name, value in given.items() if value is not None}
-    raise typer.Exit(run_command(harness, prompt, options, workdir=workdir, resume=resume, state=state, json_lines=json))
+    job = Job(harness, prompt, options, workdir=workdir, resume=resume, state=state, json_lines=json)
+    raise typer.Exit(guarded(lambda: run_command(job)))
 
 
-@app.command()
-def doctor() -> None:
+@app.command("doctor")
+def doctor_() -> None:
     """Say which programs, sandboxes and gateways work here, and how to get the others."""
     from .doctor import doctor_command
+    from .terminal import guarded
 
-    raise typer.Exit(doctor_command())
+    raise typer.Exit(guarded(doctor_command))
 
 
-@app.command()
-def demo(
+@app.command("demo")
+def demo_(
     harness: Annotated[str, typer.Option(help="The program to show.")] = "claude_code",
     model: Annotated[str | None, typer.Option(help="A real model; without one a scripted model answers.")] = None,
 ) -> None:
     """A real agent program in a durable session: two turns, detach, resume from a second process."""
     from .demo import demo_command
+    from .terminal import guarded
 
-    raise typer.Exit(demo_command(harness, model))
+    raise typer.Exit(guarded(lambda: demo_command(harness, model)))
 
 
 def main() -> None:
     """Entry point of the ``hostler`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets a question mark, not a traceback.
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     app()

@@ -6,68 +6,106 @@ import os
 import platform
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .. import __version__, sandbox
+from ..endpoint.routes import Route, route_for
 from ..host.settings import state_dir
-from ..runtimes import BUILT, runtime_for
+from ..runtimes import available, runtime_for
+from ..store import Store
 from ..types.errors import HarnessError
+from .terminal import FAILED, console
+from .view import printable
 
-_SECONDS = 20
+_VERSION_TIMEOUT = 20.0
+_GATEWAY_TIMEOUT = 5.0
+_PROVIDER_KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")
 
 
 def doctor_command() -> int:
     """Prints what works; exit code 0 when at least one program does."""
-    console = Console(highlight=False)
-    console.print(f"hostler {__version__}, Python {sys.version.split()[0]}, {platform.system()} {platform.release()}")
-    console.print(f"state dir: {state_dir()}")
-    table = Table("program", "found", "version", "how to install")
-    works = 0
-    box = sandbox.local(os.getcwd())
-    for harness in BUILT:
-        runtime = runtime_for(harness)
-        try:
-            command = runtime.find({}, box.which)
-        except HarnessError as error:
-            table.add_row(harness.value, "[yellow]no[/]", "", str(error))
-            continue
-        works += 1
-        table.add_row(harness.value, "[green]yes[/]", _version(command), "")
-    console.print(table)
-    console.print("sandbox: local (does not isolate the agent: it runs with your user's rights)")
-    console.print(_gateway())
-    return 0 if works else 1
+    out = console()
+    out.print(f"hostler {__version__}, Python {sys.version.split()[0]}, {platform.system()} {platform.release()}\n")
+    names = [name for name in available() if name != "fake"]
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        found = dict(zip(names, pool.map(_version, names), strict=True))
+    table = Table("program", "version, or how to get it", box=None, pad_edge=False)
+    for name, (works, words) in found.items():
+        table.add_row(Text(name, style="green" if works else "yellow"), Text(printable(words)))
+    out.print(table)
+    out.print("any program that speaks ACP: acp_agent(command=[...])\n")
+    for title, words in (
+        ("sandbox", "local (it does not isolate: the agent has your user's rights)"),
+        ("state dir", _state_dir(Path(state_dir()))),
+        ("gateway", _gateway()),
+        ("provider keys", ", ".join(name for name in _PROVIDER_KEYS if os.environ.get(name)) or "none set"),
+    ):
+        out.print(f"{title}: {printable(words)}", soft_wrap=True)
+    return 0 if any(works for works, _ in found.values()) else FAILED
 
 
-def _version(command: tuple[str, ...]) -> str:
+def _version(name: str) -> tuple[bool, str]:
+    """Whether a program starts, and the version that it says; else how to install it."""
+    try:
+        command = runtime_for(name).find({}, sandbox.local(os.sep).which)
+    except HarnessError as error:
+        return False, str(error)
     try:
         said = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, timeout=_SECONDS, stdin=subprocess.DEVNULL, check=False
+            [*command, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_VERSION_TIMEOUT,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"does not start: {error}"
-    return (said.stdout or said.stderr).strip().split("\n")[0][:60]
+        return False, f"{command[0]} does not start: {error}"
+    words = (said.stdout or said.stderr).strip().split("\n")[0][:60]
+    if said.returncode != 0:
+        return False, f"{command[0]} --version ends with exit code {said.returncode}: {words}"
+    return True, words
+
+
+def _state_dir(path: Path) -> str:
+    database = path / "store.db"
+    try:
+        if database.exists():
+            Store.open(str(database)).close()
+            return f"{path} (usable)"
+    except HarnessError as error:
+        return f"{path}: {error}"
+    above = next(p for p in (path, *path.parents) if p.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        return f"{path} cannot be made: {above} is not a directory that you may write; set HOSTLER_STATE_DIR"
+    return f"{path} (made when first used)"
 
 
 def _gateway() -> str:
-    base = os.environ.get("LITELLM_PROXY_API_BASE")
-    if not base:
-        return "gateway: none (set LITELLM_PROXY_API_BASE and LITELLM_PROXY_API_KEY, or give model= and a provider's key)"
+    if not os.environ.get("LITELLM_PROXY_API_BASE"):
+        return "none; for models named litellm_proxy/<group> set LITELLM_PROXY_API_BASE and LITELLM_PROXY_API_KEY"
     try:
-        answer = httpx.get(
-            base.rstrip("/") + "/v1/models",
-            headers={"Authorization": f"Bearer {os.environ.get('LITELLM_PROXY_API_KEY', '')}"},
-            timeout=5,
-        )
+        route = route_for("litellm_proxy/any", wire="chat", api_base=None, api_key=None, environ=os.environ)
+    except HarnessError as error:
+        return str(error)
+    try:
+        answer = httpx.get(f"{route.root}/models", headers=route.credentials(), timeout=_GATEWAY_TIMEOUT)
     except httpx.HTTPError as error:
-        return f"gateway: {base} does not answer ({type(error).__name__})"
-    if answer.status_code == 200:
-        try:
-            names = [m.get("id", "?") for m in answer.json().get("data", [])]
-        except ValueError:
-            return f"gateway: {base} answers, but not as a gateway does"
-        return f"gateway: {base} answers, models: {', '.join(names) or 'none'}"
-    return f"gateway: {base} answers with status {answer.status_code}"
+        return f"{route.host} does not answer ({type(error).__name__})"
+    return _models(route, answer)
+
+
+def _models(route: Route, answer: httpx.Response) -> str:
+    if answer.status_code in (401, 403):
+        return f"{route.host} refuses the key in LITELLM_PROXY_API_KEY (status {answer.status_code})"
+    try:
+        names = [str(model["id"]) for model in answer.json()["data"]]
+    except (ValueError, TypeError, KeyError):
+        return f"{route.host} answers with status {answer.status_code}, and not as a gateway does"
+    return f"{route.host} answers; models: {', '.join(names) or 'none'}"

@@ -3,103 +3,137 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
-
-from rich.console import Console
 
 from .. import api, sandbox
 from ..faces import Session
+from ..host.settings import Settings
 from ..stream import Stream
-from ..types.errors import HarnessError
-from ..types.events import Done
-from ..types.runtime import Harness, check_harness
+from ..types.errors import HarnessError, StateIncompatible
+from ..types.events import Approval, Done
 from ..types.state import State
+from .terminal import FAILED, console, harness_named
 from .view import View, json_line
 
-
-def run_command(
-    harness: str,
-    prompt: str,
-    options: dict[str, Any],
-    *,
-    workdir: str | None,
-    resume: str | None,
-    state: str | None,
-    json_lines: bool,
-) -> int:
-    """One turn in a new or resumed session. Exit code 0 when it is done, 1 when it failed, 2 for bad usage."""
-    console = Console(stderr=False, highlight=False)
-    errors = Console(stderr=True, highlight=False)
-    if prompt == "-":
-        prompt = sys.stdin.read()
-    if workdir is not None:
-        options["sandbox"] = sandbox.local(workdir)
-    keep = state or resume
-    try:
-        member = harness_named(harness)
-        session = (
-            api.agent_resume(State.loads(Path(resume).read_bytes()), **options)
-            if resume is not None
-            else api.agent_session(member, **options)
-        )
-        with session:
-            done = _one_turn(session, prompt, console, json_lines)
-            if keep is not None:
-                _write_state(Path(keep), session.detach())
-    except (HarnessError, TypeError, ValueError, OSError) as error:
-        errors.print(f"hostler: {error}", style="red", markup=False)
-        return 2
-    return 0 if done.result.stop_reason == "done" else 1
+_LOOK = 0.5  # s between looks whether a question is still open
 
 
-def harness_named(name: str) -> Harness:
-    """The member with this value; TypeError that names the one probably meant."""
-    try:
-        return Harness(name.replace("-", "_"))
-    except ValueError:
-        check_harness(name)
-        raise
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the command line asks for."""
+
+    harness: str
+    prompt: str
+    options: dict[str, Any]
+    workdir: str | None = None
+    resume: str | None = None
+    state: str | None = None
+    json_lines: bool = False
 
 
-def _one_turn(session: Session, prompt: str, console: Console, json_lines: bool) -> Done:
-    stream = session.stream(prompt)
-    view = View(console)
-    done: Done | None = None
-    with _CancelOnInterrupt(stream):
-        for event in stream:
-            if json_lines:
-                sys.stdout.write(json_line(event) + "\n")
-                sys.stdout.flush()
-            else:
-                view.show(event)
-            if isinstance(event, Done):
-                done = event
-    assert done is not None
+def run_command(job: Job) -> int:
+    """One turn in a new or resumed session; its exit code."""
+    prompt = sys.stdin.read() if job.prompt == "-" else job.prompt
+    if not prompt.strip():
+        raise ValueError("The prompt is empty.")
+    keep = Path(kept) if (kept := job.state or job.resume) else None
+    with _open(job) as session:
+        if keep is not None:
+            _write_state(keep, session.state())  # so that the turn can be found again whatever happens to this process
+        with _Signals() as signals:
+            done = _one_turn(session, prompt, signals, job)
+        if keep is not None:
+            _write_state(keep, session.detach())
+    if done.result.stop_reason == "done":
+        return 0
+    return 128 + signals.got if signals.got else FAILED
+
+
+def _open(job: Job) -> Session:
+    harness = harness_named(job.harness)
+    options = dict(job.options)
+    if job.workdir is not None:
+        options["sandbox"] = sandbox.local(job.workdir)
+    if job.resume is None:
+        return api.agent_session(harness, **options)
+    state = State.loads(Path(job.resume).read_bytes())
+    if state.harness != harness.value:
+        raise StateIncompatible(f"{job.resume} holds a session of {state.harness}, not of {harness.value}.")
+    return api.agent_resume(state, **options)
+
+
+def _one_turn(session: Session, prompt: str, signals: _Signals, job: Job) -> Done:
+    progress = console(stderr=True)
+    view = View(console(), progress, live=sys.stdout.isatty())
+    stream = signals.stream = session.stream(prompt)
+    for event in stream:
+        if job.json_lines:
+            sys.stdout.write(json_line(event) + "\n")
+            sys.stdout.flush()
+        else:
+            view.show(event)
+        if isinstance(event, Approval):
+            _answer(session, event, signals, view)
+        if isinstance(event, Done):
+            done = event
+    if done.result.files and job.workdir is None and not job.json_lines:
+        progress.print(f"in {session.workdir}", style="dim", soft_wrap=True)
     return done
 
 
-class _CancelOnInterrupt:
-    """The first Ctrl-C cancels the turn, which then ends with its Done; the second leaves at once."""
+def _answer(session: Session, approval: Approval, signals: _Signals, view: View) -> None:
+    """Ask the person at the terminal; where there is none the answer is no."""
+    allow, reason = False, "Nobody is there to answer."
+    if sys.stdin.isatty():
+        view.ask("allow? [y/N] ")
+        reason = "The user said no."
+        while not select.select([sys.stdin], [], [], _LOOK)[0]:
+            if signals.got or approval.id not in [a.id for a in session.approvals()]:
+                return
+        allow = sys.stdin.readline().strip().lower() in ("y", "yes")
+    try:
+        session.answer(approval.id, allow, None if allow else reason)
+    except HarnessError:
+        pass  # answered elsewhere, or the turn is over: the stream shows which
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._asked = False
 
-    def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGINT, self._interrupt)
+class _Signals:
+    """The first Ctrl-C (or SIGTERM, SIGHUP) cancels the turn, which then ends with its Done; the second leaves."""
+
+    def __init__(self) -> None:
+        self.got = 0
+        self.stream: Stream | None = None
+
+    def __enter__(self) -> _Signals:
+        self._before = {s: signal.signal(s, self._take) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    def _interrupt(self, *_: object) -> None:
-        if self._asked:
-            os._exit(130)
-        self._asked = True
-        sys.stderr.write("\nCancelling the turn; Ctrl-C again leaves at once.\n")
-        self._stream.cancel_soon()
+    def _take(self, number: int, _: FrameType | None) -> None:
+        # os.write, because the interrupted code may be inside a print.
+        if self.got or self.stream is None:
+            ttl = Settings.read().orphan_ttl
+            _say(f"Left. What may still run of the turn is ended by its keeper within {ttl:g} s.")
+            os._exit(128 + number)
+        self.got = number
+        _say("Cancelling the turn; Ctrl-C again leaves at once.")
+        self.stream.cancel_soon()
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(2, f"\n{text}\n".encode())
+    except OSError:
+        pass  # the terminal is gone
 
 
 def _write_state(path: Path, state: State) -> None:

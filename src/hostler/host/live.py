@@ -25,7 +25,7 @@ from ..store.queries import Turn as StoredTurn
 from ..telemetry.redaction import Masker
 from ..turn import Bounds, Journal, Outcome, Running, Stop, result_of, run_turn
 from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
-from ..types.events import Accepted, Approval, FileChange, ModelCall, Started
+from ..types.events import Accepted, Approval, CallbackFailed, FileChange, ModelCall, Started
 from ..types.options import Options
 from ..types.result import ErrorInfo, Usage
 from ..types.runtime import Answer, Ended, Frame, Prompt, Runtime, Steer
@@ -34,6 +34,7 @@ from ..workspace import SessionDirs, Watch, native
 from .errors import error_code
 
 if TYPE_CHECKING:
+    from ..toolserver import HostTool, ToolServer
     from .local import Host
 
 _log = logging.getLogger("hostler")
@@ -54,7 +55,14 @@ class LiveSession:
     """One session in this process. All methods run on the engine loop."""
 
     def __init__(
-        self, host: Host, row: Row[Any], runtime: Runtime, sandbox: Sandbox, dirs: SessionDirs, options: Options
+        self,
+        host: Host,
+        row: Row[Any],
+        runtime: Runtime,
+        sandbox: Sandbox,
+        dirs: SessionDirs,
+        options: Options,
+        tools: tuple[HostTool, ...] = (),
     ) -> None:
         self.host = host
         self.id: int = row.id
@@ -80,6 +88,7 @@ class LiveSession:
         self._stored: Stored | None = None  # as of the last step under self._epoch; another host's epoch makes it stale
         self._epoch = 0
         self._watch = Watch(sandbox.workdir, dirs.private)
+        self._tools = self._tool_server(tools) if tools else None
 
     # ---- in ---------------------------------------------------------------------------------------------------------
 
@@ -204,6 +213,10 @@ class LiveSession:
             finally:
                 self._calls.pop(turn.id, None)
                 self.running = None
+                if self._program is not None:
+                    self.host.slots.rest(self)
+                else:
+                    self.host.slots.leave(self)
                 self.host.journal.wake(self.id)
             if turn.owner == self.host.id and not self._calls and self._granted is None:
                 return  # nobody here waits for more
@@ -219,6 +232,7 @@ class LiveSession:
         if turn.stop is not None:
             running.put(Stop(turn.stop))  # type: ignore[arg-type]
         place: Place | None = None
+        await self.host.slots.take(self)
         try:
             place = self._place(rules, call)
             before = asyncio.create_task(asyncio.to_thread(self._watch.begin, turn.id))
@@ -324,13 +338,13 @@ class LiveSession:
         program = self._program
         if program is not None and program.epoch == lease.epoch and program.usable and stored.progress:
             if program.fingerprint == place.fingerprint():
-                self._open_route(program.token, place)
+                self._open_route(program.token, program.tool_token, place)
                 return program, Progress.from_dict(stored.progress), self.resumed
         if program is not None:
             await (self._end_program() if program.epoch == lease.epoch else self._let_go())
         upstream = await self.host.endpoint_path()
         if stored.program:
-            self._open_route(stored.program["token"], place)
+            self._open_route(stored.program["token"], stored.program["tool_token"], place)
             attached = await ladder.attach(stored, place, epoch=lease.epoch, holder=self.host.id, upstream=upstream)
             if attached is not None:
                 self._program, progress = attached
@@ -340,9 +354,9 @@ class LiveSession:
                 await self._end_program()
             elif recovered and stored.progress and Progress.from_dict(stored.progress).turn == running.turn:
                 return self._salvage(stored, running)
-        launched = await ladder.launch(stored, place, tool_url_path=None, tool_token=None)
+        launched = await ladder.launch(stored, place)
         try:
-            self._open_route(launched.token, place)
+            self._open_route(launched.token, launched.tool_token, place)
             await self._store_program(lease, launched)
             self._program = await ladder.join(launched, epoch=lease.epoch, holder=self.host.id, upstream=upstream)
         except BaseException:
@@ -428,7 +442,7 @@ class LiveSession:
             rules=rules,
             route=route,
             approvals=(call.on_approval or self.options.on_approval) is not None or rules["permissions"] == "ask",
-            tool_names=tuple(t.__name__ for t in self.options.tools),
+            tools=self._tools.digest if self._tools is not None else None,
             park_ttl=settings.park_ttl,
             orphan_ttl=settings.orphan_ttl,
         )
@@ -442,7 +456,9 @@ class LiveSession:
             environ=os.environ,
         )
 
-    def _open_route(self, token: str, place: Place) -> None:
+    def _open_route(self, token: str, tool_token: str | None, place: Place) -> None:
+        if self._tools is not None and tool_token is not None:
+            self.host.endpoint.mount_tools(tool_token, self._tools)
         self.host.endpoint.open(
             token,
             place.route,
@@ -450,6 +466,26 @@ class LiveSession:
             tag={"session": self.key, **{str(k): str(v) for k, v in place.rules["metadata"].items()}},
             budget=lambda: self.running.stop if self.running is not None else None,
         )
+
+    async def _close_route(self, program: Program) -> None:
+        self.host.endpoint.close_token(program.token)
+        if program.tool_token is not None:
+            self.host.endpoint.close_token(program.tool_token)
+        if self._tools is not None:
+            await self._tools.aclose()
+
+    def _tool_server(self, tools: tuple[HostTool, ...]) -> ToolServer:
+        from ..toolserver import ToolServer  # slow to import, and most sessions have no tools
+
+        def loop() -> asyncio.AbstractEventLoop | None:
+            call = self._calls.get(self.running.turn) if self.running is not None else None
+            return call.loop if call is not None else None
+
+        def on_failure(failure: CallbackFailed) -> None:
+            if self.running is not None and self.running.program is not None:
+                self.running.program.put(failure)
+
+        return ToolServer(tools, timeout=self.host.settings.tool_timeout, loop=loop, on_failure=on_failure)
 
     def _on_call(self, call: ModelCall) -> None:
         if self.running is not None and self.running.program is not None:
@@ -518,6 +554,18 @@ class LiveSession:
             await self.host.store.write(lambda conn: queries.disown(conn, self.id, self.host.id), durable=True)
         await self._let_go()
 
+    async def evict(self) -> None:
+        """End the idle program to make room for another session's."""
+        program = self._program
+        if program is not None:
+            lease = Lease(self.id, self.key, self.host.id, program.epoch)
+            await self._end_program()
+            self._stored = None
+            with contextlib.suppress(HarnessError):  # another host has the session by now
+                await self.host.store.write(
+                    lambda conn: queries.set_program(conn, lease, program=None, frame=0, progress=None)
+                )
+
     async def _quiesce(self) -> None:
         worker = self._worker
         if worker is not None and not worker.done():
@@ -563,7 +611,9 @@ class LiveSession:
         program, self._program = self._program, None
         if program is not None:
             await program.end()
-            self.host.endpoint.close_token(program.token)
+            await self._close_route(program)
+            if self.running is None:
+                self.host.slots.leave(self)
 
     async def _let_go(self) -> None:
         """Drop the connection to the program; it lives on under its keeper, for whoever has the lease."""
@@ -571,7 +621,9 @@ class LiveSession:
         program, self._program = self._program, None
         if program is not None:
             await program.detach()
-            self.host.endpoint.close_token(program.token)
+            await self._close_route(program)
+            if self.running is None:
+                self.host.slots.leave(self)
 
 
 def _masker(place: Place | None) -> Masker:

@@ -24,6 +24,7 @@ from .identity import BEAT_EVERY, HostLock, is_dead, machine_id
 from .journal import Journal
 from .live import LiveSession
 from .settings import Settings, state_dir
+from .slots import Slots
 
 _STOPS = 0.3  # s between looks for turns of ours that another process wants to end
 
@@ -40,6 +41,7 @@ class Host:
         self.sessions: dict[int, LiveSession] = {}
         self.journal = Journal(store, self._writes_here)
         self.endpoint = Endpoint()
+        self.slots = Slots(self.settings.max_runtimes)
         self._lock = lock
         self._endpoint_dir: str | None = None
         self._starting = asyncio.Lock()

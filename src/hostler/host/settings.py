@@ -11,12 +11,13 @@ from dataclasses import dataclass
 class Settings:
     """``HOSTLER_PARK_TTL``: how long a parked program is kept. ``HOSTLER_ORPHAN_TTL``: how long a turn goes on without
     a host. ``HOSTLER_MAX_RUNTIMES``: programs at once. ``HOSTLER_APPROVAL_TTL``: how long a question waits for its
-    answer, then it is denied."""
+    answer, then it is denied. ``HOSTLER_TOOL_TIMEOUT``: how long a tool of the app may take."""
 
     park_ttl: float = 900.0
     orphan_ttl: float = 600.0
     max_runtimes: int = 8
     approval_ttl: float = 600.0
+    tool_timeout: float = 600.0
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -25,6 +26,7 @@ class Settings:
             orphan_ttl=_number(environ, "HOSTLER_ORPHAN_TTL", 600.0),
             max_runtimes=int(_number(environ, "HOSTLER_MAX_RUNTIMES", _by_memory())),
             approval_ttl=_number(environ, "HOSTLER_APPROVAL_TTL", 600.0),
+            tool_timeout=_number(environ, "HOSTLER_TOOL_TIMEOUT", 600.0),
         )
 
 

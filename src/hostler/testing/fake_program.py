@@ -313,15 +313,12 @@ class Player:
         }
         status, lines = self._post(self.options["tool_url"], request, headers)
         data = [line.removeprefix(b"data:") for line in lines if not line.startswith((b"event:", b"id:", b":"))]
-        try:
-            reply = json.loads(b"".join(data))
-        except ValueError:
-            reply = {"error": {"message": f"{status} {b''.join(data).decode('utf-8', 'replace')[:500]}"}}
-        if "result" in reply:
+        text = b"".join(data).decode("utf-8", "replace")
+        if status == 200 and "result" in (reply := json.loads(text)):
             output = "".join(part.get("text", "") for part in reply["result"].get("content", []))
             is_error = bool(reply["result"].get("isError"))
         else:
-            output, is_error = reply["error"]["message"], True
+            output, is_error = f"{status} {text[:500]}", True
         self.emit("tool_result", id=self.id(), output=output, is_error=is_error)
         self.say(output)
 

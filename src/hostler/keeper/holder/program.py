@@ -75,14 +75,12 @@ class Program:
         self._on_first_word: Callable[[], None] | None = on_first_word
         self._queue = bytearray()
         self._closing = False
-        self._gate = False
         for fd in pipes:
             os.set_blocking(fd, False)
         self.stdin_inode = os.fstat(self._stdin).st_ino
 
     def gate(self, open_: bool) -> None:
         """Whether output is read at all; shut, the program blocks when its pipes are full."""
-        self._gate = open_
         for fd, callback in ((self._stdout, self._on_out), (self._stderr, self._on_err)):
             if fd >= 0:
                 self._loop.watch(fd, READ if open_ else 0, callback)

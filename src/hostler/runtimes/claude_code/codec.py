@@ -191,7 +191,8 @@ def _init(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[CodecE
     if isinstance(id, str) and (not state["known"] or id != state["id"]):
         events.append(Identified(id))
         state = {**state, "id": id}
-    servers = [_dict(s) for s in m.get("mcp_servers") or ()]
+    listed = m.get("mcp_servers")
+    servers = [_dict(server) for server in listed] if isinstance(listed, list) else []
     down = sorted(str(s.get("name")) for s in servers if s.get("status") not in ("connected", "pending"))
     events += [
         Notice("mcp_server_failed", f"The MCP server {name!r} is not reachable; its tools are missing.")

@@ -43,7 +43,7 @@ def event(
     if kind == "content_block_start":
         return _put(state, parent, {**call, "block": index}), []
     delta = e.get("delta")
-    if kind != "content_block_delta" or not isinstance(delta, dict) or delta.get("type") not in _DELTAS:
+    if kind != "content_block_delta" or not isinstance(delta, dict) or str(delta.get("type")) not in _DELTAS:
         return state, []
     field, cls = _DELTAS[delta["type"]]
     piece = delta.get(field)

@@ -16,8 +16,19 @@ PROVIDER = "hostler"
 HOST_SERVER = "host"
 DAY = 24 * 3600
 
-# Off: what fetches, phones home, is configured from outside, or goes on by itself after the end of a turn (goals).
-_FEATURES_OFF = ("apps", "goals", "hooks", "plugins", "remote_plugin", "tool_suggest", "daemon_auto_start", "memories")
+# Off: what fetches, phones home, is configured from outside, goes on by itself after the end of a turn (goals), or waits
+# for a network without end.
+_FEATURES_OFF = (
+    "apps",
+    "daemon_auto_start",
+    "goals",
+    "hooks",
+    "memories",
+    "plugins",
+    "remote_plugin",
+    "tool_suggest",
+    "unbounded_connection_retries",
+)
 _FEATURE_OF_TOOL = {"bash": "shell_tool", "view_image": "view_image", "task": "multi_agent"}
 
 
@@ -113,8 +124,9 @@ def _server(spec: Mapping[str, Any], ctx: LaunchContext) -> dict[str, Any]:
 
 
 def sandbox_policy(ctx: LaunchContext) -> dict[str, Any]:
-    """Codex's own sandbox; off in a confined place, where a nested one fails."""
-    if ctx.confined or ctx.permissions == "full":
+    """Codex's own sandbox; off in a confined place, where a nested one fails, and where each command is asked for: an
+    approved command would run inside first and then, if that is seen to fail in time, once more outside."""
+    if ctx.confined or ctx.permissions in ("full", "ask"):
         return {"type": "dangerFullAccess"}
     if ctx.permissions == "edit":
         return {

@@ -1,0 +1,113 @@
+"""A Python function as a tool: its schema, its arguments checked, its answer as text."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NotRequired
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+from typing_extensions import TypedDict
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,50}")  # with the server's name in front, what every model provider takes
+_UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class HostTool:
+    """A function of the app that the agent may call. ``schema`` is the JSON schema of its arguments."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    function: Callable[..., Any] = field(repr=False)
+    arguments: TypeAdapter[dict[str, Any]] = field(repr=False)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> HostTool:
+        """The tool that a sync or async function is, by its type hints and docstring. TypeError when it cannot be one."""
+        name = getattr(function, "__name__", None)
+        if not callable(function) or not isinstance(name, str):
+            raise TypeError(f"tools= takes functions, not {function!r}. Wrap it in a function with a name of its own.")
+        if not _NAME.fullmatch(name):
+            raise TypeError(
+                f"The tool {name!r} needs another name: 1 to 50 of the characters a-z, A-Z, 0-9, _ and -. "
+                "Write it as a function with such a name."
+            )
+        try:
+            arguments = _arguments(name, inspect.signature(function, eval_str=True))
+            schema = arguments.json_schema()
+        except TypeError:
+            raise
+        except (NameError, AttributeError, SyntaxError, ValueError, PydanticUserError) as error:
+            raise TypeError(
+                f"The tool {name!r} cannot be offered: {error}. Its parameters need type hints that can be resolved and "
+                "written as JSON."
+            ) from error
+        schema.pop("title", None)
+        return cls(name, inspect.getdoc(function) or "", schema, function, arguments)
+
+    def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the function takes them. ValueError in words for the model when they do not fit."""
+        try:
+            return self.arguments.validate_python(dict(given))
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors())
+            raise ValueError(f"The arguments do not fit: {wrong}") from None
+
+
+def host_tools(functions: Iterable[Callable[..., Any]]) -> tuple[HostTool, ...]:
+    """The tools that these functions are. Raises TypeError naming the one that cannot be offered."""
+    tools = tuple(HostTool.of(function) for function in functions)
+    names = [tool.name for tool in tools]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise TypeError(f"Two tools are named {sorted(twice)[0]!r}; the agent could not tell them apart.")
+    return tools
+
+
+def digest(tools: Iterable[HostTool]) -> str:
+    """Changes when the agent would have to be told of other tools."""
+    told = [[tool.name, tool.description, tool.schema] for tool in tools]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def answer_text(value: Any) -> str:
+    """What a function returned, as the model reads it: a string as it is, everything else as JSON."""
+    if isinstance(value, str):
+        return value
+    try:
+        return to_json(value, bytes_mode="base64", fallback=repr).decode()
+    except PydanticSerializationError:
+        return repr(value)
+
+
+def _arguments(name: str, signature: inspect.Signature) -> TypeAdapter[dict[str, Any]]:
+    """A check of keyword arguments. A parameter that is not given is left to the function's own default."""
+    fields: dict[str, Any] = {}
+    for parameter in signature.parameters.values():
+        if parameter.kind in _UNNAMED:
+            raise TypeError(
+                f"The tool {name!r} takes {parameter}; a tool's parameters must each have a name to call them by."
+            )
+        hint = Any if parameter.annotation is parameter.empty else parameter.annotation
+        if parameter.default is parameter.empty:
+            fields[parameter.name] = hint
+        else:
+            fields[parameter.name] = NotRequired[Annotated[hint, Field(json_schema_extra=_default(parameter.default))]]
+    make: Any = TypedDict  # its checkers know literal ones only
+    shape = make(name, fields)
+    shape.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
+    return TypeAdapter(shape)
+
+
+def _default(value: Any) -> dict[str, Any]:
+    try:
+        return {"default": to_jsonable_python(value)}
+    except PydanticSerializationError:
+        return {}
