@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -233,13 +232,17 @@ def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str | None = None
                 pipe.close()
 
 
+_LAST = {
+    "claude_code": b'"type":"result"',
+    "codex": b'"method":"turn/completed"',
+}  # what the line that ends a turn holds
+
+
 class ByHand:
     """A program's live protocol over pipes, with the arguments that hostler gives it, straight to the model."""
 
-    _LAST = {"claude_code": b'"type":"result"', "codex": b'"method":"turn/completed"'}
-
     def __init__(self, runtime: Runtime, lines: Lines, context: LaunchContext) -> None:
-        self._codec, self._lines, self._last = runtime.codec, lines, self._LAST[runtime.name]
+        self._codec, self._lines, self._last = runtime.codec, lines, _LAST[runtime.name]
         self._turns = 0
         self._frames = 0
         begun = self._codec.start(context)
@@ -374,8 +377,3 @@ def peer(
         session = Peer(lines)
         session.turn()
         yield session
-
-
-def spare(seconds: float = 0.0) -> None:
-    """Let what runs behind the last turn come to its end, so that the next side is not charged with it."""
-    threading.Event().wait(seconds)

@@ -18,7 +18,6 @@ from common import (
     Row,
     by_hand,
     difference_ms,
-    first,
     folder,
     interleaved,
     model_server,
@@ -80,9 +79,13 @@ def beside_by_hand(name: str, n: int) -> Row:
 
 
 def beside_litellm(name: str, n: int) -> Row:
-    with folder() as at, model_server() as models:
-        with session(name, models, new(at)) as ours, peer(name, models, new(at)) as theirs:
-            pairs = interleaved(n, ours, theirs.seconds)
+    with (
+        folder() as at,
+        model_server() as models,
+        session(name, models, new(at)) as ours,
+        peer(name, models, new(at)) as theirs,
+    ):
+        pairs = interleaved(n, ours, theirs.seconds)
     title = f"turn 2+ of {_TITLES[name]}, litellm's as a multiple"
     return row(title, pairs, ratio, ms, "x", beside="litellm", limit=_AT_LEAST[name], sense="at least")
 

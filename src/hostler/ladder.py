@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from .endpoint import TOOLS_PATH, Route
 from .keeper import KeeperAddress, KeeperError, KeeperSpec
 from .program import Program
 from .progress import Progress, begun
-from .types.errors import HarnessError, HarnessInstallFailed, SandboxError, SessionLost
+from .types.errors import HarnessError, HarnessInstallFailed, PathError, SandboxError, SessionLost
 from .types.runtime import LaunchContext, Runtime
 from .types.sandbox import Sandbox
 from .workspace import SessionDirs, native
@@ -60,6 +61,7 @@ class Place:
         return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:32]
 
 
+_INSTRUCTIONS = 1 << 16  # bytes of a project's instruction file that are read
 _PER_TURN = ("timeout", "max_cost", "metadata", "api_base")
 
 
@@ -84,7 +86,7 @@ async def attach(
     except KeeperError as error:
         if getattr(error, "reason", None) in ("stale", "protocol"):
             raise
-        await asyncio.to_thread(keeper.sweep, address.mark)
+        await asyncio.to_thread(keeper.destroy, address)
         return None
     program = Program(
         held,
@@ -149,7 +151,7 @@ async def launch(stored: Stored, place: Place) -> Launched:
             token=token,
             resume=native_id,
             new_id=stored.new_id,
-            instructions=rules["instructions"],
+            instructions=_instructions(place),
             permissions=rules["permissions"],
             confined=sandbox.confined,
             allow=tuple(rules["allow"]),
@@ -206,7 +208,9 @@ async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) ->
 def _native_id(stored: Stored, place: Place) -> str | None:
     """The conversation to go on with, or None for a new one. Raises SessionLost when there should be one."""
     if stored.native_id is None and not stored.finished:
-        return None
+        # It may have come as far as a history under the id that it was given.
+        begun = native.check(place.dirs.home, place.runtime.native_files, stored.new_id, None) == "ok"
+        return stored.new_id if begun else None
     native_id = stored.native_id or stored.new_id
     found = native.check(place.dirs.home, place.runtime.native_files, native_id, stored.native)
     if found == "ok" or native.restorable(place.dirs.native, stored.native):
@@ -228,6 +232,16 @@ def _restore(stored: Stored, place: Place) -> str | None:
         assert stored.native is not None
         native.restore(place.dirs.native, place.dirs.home, stored.native)
     return native_id
+
+
+def _instructions(place: Place) -> str | None:
+    """The caller's, and the project's where the program does not read them itself."""
+    parts = [place.rules["instructions"]]
+    for name in place.runtime.project_instructions:
+        with contextlib.suppress(OSError, PathError):
+            text = Root(place.sandbox.workdir).read(name, _INSTRUCTIONS).decode(errors="replace").strip()
+            parts.append(f"Instructions of this project (from {name}):\n\n{text}" if text else None)
+    return "\n\n".join(part for part in parts if part) or None
 
 
 def _write_files(dirs: SessionDirs, files: Mapping[str, str]) -> None:

@@ -154,7 +154,6 @@ async def run_turn(
                     end = step.end
                     if isinstance(item, Answer):
                         events.append((Answered(item.id, item.allow, item.reason), None))
-                        running.approvals.pop(item.id, None)
                     if step.unfit is not None:
                         end = Ended("error", error=ErrorInfo("state_incompatible", step.unfit))
                 if end is not None:
@@ -170,7 +169,9 @@ async def run_turn(
             journal.publish(await journal.append(events, progress, native_id))
             await program.send(sends)
             for event, _ in events:
-                if isinstance(event, Approval):
+                if isinstance(event, Answered):
+                    running.approvals.pop(event.id, None)
+                elif isinstance(event, Approval):
                     running.approvals[event.id] = event
                     timers.after(bounds.approval_ttl, _deny_later(running, event.id, bounds.approval_ttl))
                     if on_approval is not None:

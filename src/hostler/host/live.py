@@ -25,7 +25,7 @@ from ..store.queries import Turn as StoredTurn
 from ..telemetry.redaction import Masker
 from ..turn import Bounds, Journal, Outcome, Running, Stop, result_of, run_turn
 from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
-from ..types.events import Accepted, Approval, CallbackFailed, FileChange, ModelCall, Started
+from ..types.events import Accepted, Approval, Notice, CallbackFailed, FileChange, ModelCall, Started
 from ..types.options import Options
 from ..types.result import ErrorInfo, Usage
 from ..types.runtime import Answer, Ended, Frame, Prompt, Runtime, Steer
@@ -281,6 +281,10 @@ class LiveSession:
         stored = await self._known(lease)
         files, manifest = await asyncio.to_thread(self._settle, stored, outcome)
         events += [(change, None) for change in files]
+        if not self._watch.complete:
+            unknown = Notice("changes_unknown", "The workspace cannot be read or is too large to tell what changed in it.")
+            events.append((unknown, None))
+            running.events.append((unknown, None))
         result = result_of(outcome.ended, running.events, files, session=self.key, turn=turn.id)
         result = _masker(place).mask(result)
         records = await self.host.store.write(
@@ -313,13 +317,13 @@ class LiveSession:
         self.usage += result.usage
         self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
         self.native_id = outcome.native_id or self.native_id
+        if program is not None and outcome.program_alive:
+            with contextlib.suppress(KeeperError):  # it died after its turn: the next one finds out
+                await program.close_turn(outcome.progress.frame)
         self.host.journal.publish(self.id, records)
         await asyncio.to_thread(self._watch.save)
-        if program is not None:
-            if outcome.program_alive:
-                await program.close_turn(outcome.progress.frame)
-            else:
-                await self._end_program()
+        if program is not None and not outcome.program_alive:
+            await self._end_program()
 
     def _settle(self, stored: Stored, outcome: Outcome) -> tuple[tuple[FileChange, ...], dict[str, Any] | None]:
         """After the turn, in a worker thread: what changed in the workspace, and the program's own history saved."""
@@ -360,7 +364,7 @@ class LiveSession:
             await self._store_program(lease, launched)
             self._program = await ladder.join(launched, epoch=lease.epoch, holder=self.host.id, upstream=upstream)
         except BaseException:
-            await asyncio.to_thread(keeper.sweep, launched.address.mark)
+            await asyncio.to_thread(keeper.destroy, launched.address)
             raise
         return self._program, launched.progress, self._arrived(launched.resumed)
 
@@ -548,7 +552,9 @@ class LiveSession:
     async def detach(self) -> None:
         """Leave the program, and a turn if one runs, to its keeper."""
         worker = self._worker
-        if worker is not None and not worker.done():
+        if worker is not None and not worker.done() and self.running is None and not self._calls:
+            await asyncio.wait([worker])  # it only tidies up behind the last turn
+        elif worker is not None and not worker.done():
             worker.cancel()
             await asyncio.gather(worker, return_exceptions=True)
             await self.host.store.write(lambda conn: queries.disown(conn, self.id, self.host.id), durable=True)
@@ -605,7 +611,7 @@ class LiveSession:
                 )
                 await held.end()
             except KeeperError:
-                await asyncio.to_thread(keeper.sweep, address.mark)
+                await asyncio.to_thread(keeper.destroy, address)
 
     async def _end_program(self) -> None:
         program, self._program = self._program, None

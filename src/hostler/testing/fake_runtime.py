@@ -114,6 +114,7 @@ class FakeRuntime:
     native_files = (NativeFile(".fake/{id}.jsonl", "jsonl"),)
     wire = "anthropic"
     id_pattern = r"[A-Za-z0-9][A-Za-z0-9-]{0,63}"
+    project_instructions: tuple[str, ...] = ()
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         return tuple(options.get("program") or (sys.executable, "-I", "-S", "-E", fake_program.__file__))

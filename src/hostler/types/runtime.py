@@ -285,6 +285,7 @@ class Runtime(Protocol):
     native_files: tuple[NativeFile, ...]
     wire: Literal["anthropic", "responses", "chat", "gemini"]
     id_pattern: str
+    project_instructions: tuple[str, ...]  # files of the workspace that the program does not read itself
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         """The command that starts the program (see `hostler.runtimes.programs`). Raises HarnessInstallFailed."""

@@ -17,6 +17,7 @@ class Codex:
     name = "codex"
     wire: Literal["anthropic", "responses", "chat", "gemini"] = "responses"
     id_pattern = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    project_instructions: tuple[str, ...] = ()
     native_files = (NativeFile(".codex/sessions/**/rollout-*-{id}.jsonl", "jsonl"),)
     capabilities = Capabilities(
         permissions=("full", "read-only", "edit", "ask"),
