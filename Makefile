@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.demo
 	$(BIN)/hostler demo --harness $(HARNESS)
 
-test: $(VENV)/.dev $(VENV)-litellm/.ready lint
+test: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready lint
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not soak"
 
 lint: $(VENV)/.dev
@@ -23,7 +23,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_faces.py --check
 
-soak: $(VENV)/.dev $(VENV)-litellm/.ready
+soak: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready
 	HOSTLER_SOAK=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 bench: $(VENV)/.dev $(VENV)-peer/.ready
@@ -51,6 +51,12 @@ $(VENV)-litellm/.ready:
 	$(VENV)-litellm/bin/python -m pip install --quiet "litellm[proxy]>=1.100"
 	touch $@
 
+# The agent programs that are no Python packages; the tests look for them here first.
+.programs/.ready:
+	npm install --prefix .programs --no-save --no-audit --no-fund --loglevel=error "opencode-ai@1"
+	.programs/node_modules/.bin/opencode --version
+	touch $@
+
 # The peer that the benchmarks compare with.
 $(VENV)-peer/.ready:
 	$(PYTHON) -m venv $(VENV)-peer
@@ -59,4 +65,4 @@ $(VENV)-peer/.ready:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-litellm $(VENV)-peer
+	rm -rf $(VENV) $(VENV)-litellm $(VENV)-peer .programs

@@ -19,6 +19,10 @@ SOAK = os.environ.get("HOSTLER_SOAK") == "1"
 CI = os.environ.get("CI") == "true"
 _skipped: list[str] = []
 
+# Before a test module looks for a program: those that `make` has installed come first.
+_PROGRAMS = Path(__file__).resolve().parents[1] / ".programs" / "node_modules" / ".bin"
+os.environ["PATH"] = f"{_PROGRAMS}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:

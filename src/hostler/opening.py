@@ -8,20 +8,21 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row
 
 from . import ladder
 from .host import Host, implicit_host
-from .host.live import LiveSession, stored_of
+from .host.live import LiveSession, route_of, stored_of
 from .runtimes import runtime_for
 from .sandbox import auto
 from .session import SessionCore, refuse_unbuilt
 from .store import queries
 from .types.errors import CapabilityUnsupported, OptionsMismatch, SandboxError, SessionLost, StateIncompatible
 from .types.options import Options
-from .types.runtime import AcpAgent, Harness, Runtime, check_harness
+from .types.runtime import AcpAgent, Harness, Runtime, acp_agent, check_harness
 from .types.sandbox import Sandbox
 from .types.state import State
 from .workspace import SessionDirs, check_apart
@@ -31,35 +32,12 @@ if TYPE_CHECKING:
 
 
 async def open_session(
-    harness: Harness | AcpAgent, given: Mapping[str, Any], *, ephemeral: bool = False
+    harness: Harness | AcpAgent | Runtime, given: Mapping[str, Any], *, ephemeral: bool = False
 ) -> SessionCore:
     """A new session with a generated key on the implicit host."""
-    checked = check_harness(harness)
     options = Options.of(given)
-    refuse_unbuilt(options)
-    runtime = runtime_for(checked)
-    refuse_unheld(runtime, options)
-    tools = await _tools(options)
     host = await implicit_host(options.state_dir)
-    key = f"s-{uuid.uuid4().hex}"
-    dirs = SessionDirs.of(host.data_dir, key)
-    sandbox, owned = await _sandbox(options.sandbox, dirs, host)
-    row = await host.store.write(
-        lambda conn: queries.create_session(
-            conn,
-            key=key,
-            harness=runtime.name,
-            new_id=str(uuid.uuid4()),
-            workdir=sandbox.workdir,
-            owned=owned,
-            rules=options.rules(),
-            callables=options.callables(),
-            now=time.time(),
-        )
-    )
-    live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
-    live.check(options.rules())
-    host.sessions[live.id] = live
+    live = await make(host, f"s-{uuid.uuid4().hex}", check_harness(harness), options)
     return SessionCore(live, ephemeral=ephemeral)
 
 
@@ -68,39 +46,88 @@ async def resume_session(state: State, given: Mapping[str, Any]) -> SessionCore:
     if not isinstance(state, State):
         raise TypeError(f"agent_resume takes a State (State.loads(bytes) reads one), not {type(state).__name__}.")
     options = Options.of(given)
-    refuse_unbuilt(options)
-    tools = await _tools(options)
     host = await implicit_host(options.state_dir)
     row = await host.store.read(lambda conn: queries.find_session(conn, state.session))
     if row is None:
         raise SessionLost(
-            f"Session {state.session!r} is not in the store {host.data_dir}. Resume it with the state_dir that it was made with."
+            f"Session {state.session!r} is not in the store {host.data_dir}. "
+            "Resume it with the state_dir that it was made with."
         )
-    runtime = _same_program(state, row)
+    if state.harness != row.harness:
+        raise StateIncompatible(
+            f"Session {state.session!r} is one of {row.harness!r}, this state says {state.harness!r}."
+        )
     if state.native_id is not None and state.native_id not in row.native_ids:
         raise StateIncompatible(
             f"Session {state.session!r} never had the native id {state.native_id!r} that this state names."
         )
     if state.workdir != row.workdir and not row.owned:
         raise StateIncompatible(f"Session {state.session!r} works in {row.workdir}, this state says {state.workdir}.")
+    return SessionCore(await again(host, row, options, given))
+
+
+async def make(host: Host, key: str, harness: Harness | AcpAgent | Runtime, options: Options) -> LiveSession:
+    """A new session under ``key``; what cannot be held is refused before anything is stored."""
+    refuse_unbuilt(options)
+    runtime = runtime_for(harness)
+    refuse_unheld(runtime, options)
+    tools = await _tools(options)
+    dirs = SessionDirs.of(host.data_dir, key)
+    sandbox, owned = await _sandbox(options.sandbox, dirs, host)
+    rules = options.rules()
+    if isinstance(harness, AcpAgent):
+        rules[_COMMAND] = list(harness.command)
+    route_of(runtime, rules, options.api_key)
+    row = await host.store.write(
+        lambda conn: queries.create_session(
+            conn,
+            key=key,
+            harness=runtime.name,
+            new_id=str(uuid.uuid4()),
+            workdir=sandbox.workdir,
+            owned=owned,
+            rules=rules,
+            callables=options.callables(),
+            now=time.time(),
+        )
+    )
+    return host.keep(LiveSession(host, row, runtime, sandbox, dirs, options, tools))
+
+
+async def again(host: Host, row: Row[Any], options: Options, given: Mapping[str, Any]) -> LiveSession:
+    """A session that is in the store, under the same rules; those in ``given`` replace the stored ones."""
+    refuse_unbuilt(options)
+    runtime = _runtime_of(row)
     if missing := sorted(set(row.callables) - set(options.callables())):
         raise OptionsMismatch(
-            f"Session {state.session!r} was made with {', '.join(missing)}; pass the same to agent_resume. "
-            "Functions cannot be stored."
+            f"Session {row.key!r} was made with {', '.join(missing)}; pass the same again. Functions cannot be stored."
         )
-    dirs = SessionDirs.of(host.data_dir, state.session)
+    tools = await _tools(options)
+    dirs = SessionDirs.of(host.data_dir, row.key)
     sandbox = await _same_sandbox(options, row, dirs, host)
     rules = {**row.rules, **{name: value for name, value in options.rules().items() if name in given}}
+    refuse_unheld(runtime, replace(options, **{n: v for n, v in rules.items() if n in Options.RULES}))
+    route_of(runtime, rules, options.api_key)
     if rules != row.rules or options.callables() != row.callables:
         await host.store.write(lambda conn: queries.change_rules(conn, row.id, rules, options.callables()))
-        row = await host.store.read(lambda conn: queries.get_session(conn, row.id))
-    live = host.sessions.get(row.id)
-    if live is None:
-        live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
-        live.resumed = await asyncio.to_thread(ladder.may_resume, stored_of(row), live.check(rules))
-        host.sessions[row.id] = live
-        live.serve()  # a turn that a dead host left is brought to its Done
-    return SessionCore(live)
+    if (live := host.sessions.get(row.id)) is not None:
+        live.renew(options, rules, tools)
+        return live
+    live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
+    live.rules = rules
+    live.resumed = await asyncio.to_thread(ladder.may_resume, stored_of(row), live.place())
+    host.keep(live)
+    live.serve()  # a turn that a dead host left is brought to its Done
+    return live
+
+
+_COMMAND = "command"  # the rule that holds an ACP agent's command
+
+
+def _runtime_of(row: Row[Any]) -> Runtime:
+    if _COMMAND in row.rules:
+        return runtime_for(acp_agent(row.rules[_COMMAND]))
+    return runtime_for(row.harness)
 
 
 def refuse_unheld(runtime: Runtime, options: Options) -> None:
@@ -137,14 +164,6 @@ async def _tools(options: Options) -> tuple[HostTool, ...]:
         return host_tools(options.tools)
 
     return await asyncio.to_thread(work)
-
-
-def _same_program(state: State, row: Row[Any]) -> Runtime:
-    if state.harness != row.harness:
-        raise StateIncompatible(
-            f"Session {state.session!r} is one of {row.harness!r}, this state says {state.harness!r}."
-        )
-    return runtime_for(row.harness)
 
 
 async def _sandbox(given: Any, dirs: SessionDirs, host: Host) -> tuple[Sandbox, bool]:

@@ -141,7 +141,7 @@ async def run_turn(
                     if progress.stop is None:
                         progress = replace(progress, stop=item.reason)
                         events.append((CancelRequested(item.reason), None))
-                        timers.after(_GRACE, lambda: program.put(_GIVE_UP))  # type: ignore[arg-type]
+                        timers.after(_GRACE, lambda: program.put(_GIVE_UP))
                         items.append(Interrupt())
                     continue
                 elif item is _GIVE_UP:

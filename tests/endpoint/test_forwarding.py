@@ -100,7 +100,7 @@ def test_fields_that_lead_elsewhere_are_dropped(run: Run) -> None:
         bad = {"fallbacks": [{"model": "x"}], "api_base": "http://x", "api_key": "k", "models": ["x"]}
         await door.ask("chat", **bad, litellm_metadata={}, mock_response="x", temperature=0.5)
         sent = door.server.calls[-1].body
-        assert set(sent) == {"model", "messages", "stream", "stream_options", "temperature"}
+        assert set(sent) == {"model", "messages", "stream", "stream_options", "temperature", "drop_params"}
 
     run(test)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import keepers_of
 
 import hostler
 from hostler.host.slots import Slots
 from hostler.testing.fake_runtime import FAKE
 from hostler.testing.model_server import ModelServer
-from tests.conftest import keepers_of
 
 
 class Session:

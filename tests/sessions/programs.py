@@ -38,7 +38,11 @@ class Program:
 
     def say(self, word: str) -> str:
         """A prompt that tells the agent a word and gets an answer."""
-        return f"Remember {word}.\n" + json.dumps([{"model": word}, {"say": "memory"}]) if self.fake else f"Remember {word}."
+        return (
+            f"Remember {word}.\n" + json.dumps([{"model": word}, {"say": "memory"}])
+            if self.fake
+            else f"Remember {word}."
+        )
 
     def recall(self) -> str:
         """A prompt whose answer holds all words that the agent was told."""
@@ -48,6 +52,7 @@ class Program:
 FAKE_PROGRAM = Program("fake", FAKE, "claude-sonnet-4-5")
 CLAUDE = Program("claude_code", Harness.CLAUDE_CODE, "claude-sonnet-4-5")
 CODEX = Program("codex", Harness.CODEX, "gpt-5")
+OPENCODE = Program("opencode", Harness.OPENCODE, "gpt-5")
 
 ALL = [FAKE_PROGRAM, *(pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX))]
 REAL = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX)]

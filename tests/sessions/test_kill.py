@@ -58,7 +58,9 @@ def slow_turn(program: Program) -> str:
     """About a second of tool, then a streamed answer."""
     command = "for i in 1 2 3 4 5 6; do echo $i >> log.txt; perl -e 'select(undef,undef,undef,0.1)'; done; echo kept > kept.txt"
     if program.fake:
-        return "CODEWORD-two\n" + json.dumps([{"shell": command}, {"deltas": 30, "gap": 0.01}, {"text": "the very end"}])
+        return "CODEWORD-two\n" + json.dumps(
+            [{"shell": command}, {"deltas": 30, "gap": 0.01}, {"text": "the very end"}]
+        )
     steps = [{"shell": command}, {"text": "0 1 2 3 4 5 6 7 8 9 the very end", "chunks": 16, "chunk_delay": 0.03}]
     return f"CODEWORD-two @@{json.dumps(steps)}@@"
 
@@ -73,7 +75,9 @@ def journal(session: Any, last: str) -> list[Record]:
 
 
 @pytest.mark.parametrize("seed", range(KILLS))
-@pytest.mark.parametrize("program", [FAKE_PROGRAM, *(pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX))], ids=ids)
+@pytest.mark.parametrize(
+    "program", [FAKE_PROGRAM, *(pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX))], ids=ids
+)
 def test_the_app_is_killed_at_a_random_moment(
     program: Program, seed: int, models: ModelServer, state_dir: Path, workspace: Path
 ) -> None:
@@ -105,7 +109,11 @@ def test_the_app_is_killed_at_a_random_moment(
         assert mine[-1] is dones[0]
         assert dones[0].result.text.count("the very end") <= 1
         assert "".join(e.delta for e in mine if isinstance(e, Text)).count("the very end") <= 1 or not program.fake
-    slow = [r.event.result for r in records if isinstance(r.event, Done) and r.turn == turns[1]][0] if len(turns) > 2 else None
+    slow = (
+        next(r.event.result for r in records if isinstance(r.event, Done) and r.turn == turns[1])
+        if len(turns) > 2
+        else None
+    )
     if slow is not None and not orphan:
         assert (slow.stop_reason, slow.error) == ("done", None)
         assert (workspace / "kept.txt").read_text() == "kept\n"
@@ -140,7 +148,13 @@ def test_two_processes_resume_one_parked_session(models: ModelServer, tmp_path: 
         state = session.detach()
     lock = tmp_path / "lock"
     prompt = json.dumps([{"text": "in"}, {"shell": f"mkdir {lock} || exit 7; sleep 3; rmdir {lock}"}, {"text": "out"}])
-    job = {"harness": "fake", "options": options, "resume": state.dumps().decode(), "prompts": [prompt], "leave": "detach"}
+    job = {
+        "harness": "fake",
+        "options": options,
+        "resume": state.dumps().decode(),
+        "prompts": [prompt],
+        "leave": "detach",
+    }
     apps = [App(job), App(job)]
     apps[0].until("event Text")
     busy = App({**job, "options": {**options, "on_busy": "reject"}})
@@ -193,7 +207,11 @@ def test_a_paused_holder_can_neither_write_nor_speak(models: ModelServer, state_
 
 def test_an_orphaned_turn_ends_by_itself(models: ModelServer, state_dir: Path) -> None:
     """Invariant 5: at most orphan_ttl, then nothing is left, by marker."""
-    job = {"harness": "fake", "options": FAKE_PROGRAM.options(models), "prompts": ['[{"text": "a"}, {"spawn": "setsid", "seconds": 60}, {"hang": true}]']}
+    job = {
+        "harness": "fake",
+        "options": FAKE_PROGRAM.options(models),
+        "prompts": ['[{"text": "a"}, {"spawn": "setsid", "seconds": 60}, {"hang": true}]'],
+    }
     app = App(job, HOSTLER_ORPHAN_TTL="1")
     app.until("event Text")
     app.kill()

@@ -76,7 +76,9 @@ def test_on_busy(options: dict[str, Any]) -> None:
 def test_cancel_leaves_no_process_of_the_turn(program: Program, models: ModelServer, tmp_path: Path) -> None:
     """Invariant 5: within 5 s, grandchildren with a session of their own included (case C05)."""
     pids = tmp_path / "pids"
-    command = f"setsid sh -c 'echo $$ >> {pids}; exec tail -f /dev/null' & sh -c 'echo $$ >> {pids}; exec tail -f /dev/null'"
+    command = (
+        f"setsid sh -c 'echo $$ >> {pids}; exec tail -f /dev/null' & sh -c 'echo $$ >> {pids}; exec tail -f /dev/null'"
+    )
     with hostler.agent_session(program.harness, **program.options(models)) as session:
         assert session.run(program.say("CODEWORD-one")).stop_reason == "done"
         stream = session.stream(program.shell(command))
@@ -210,7 +212,7 @@ def test_a_follower_misses_nothing_and_gets_nothing_twice(options: dict[str, Any
 
 
 def test_retracted_text_is_not_in_the_result(options: dict[str, Any]) -> None:
-    with hostler.agent_session(CLAUDE.harness, **{**options}) as session:
+    with hostler.agent_session(CLAUDE.harness, **options) as session:
         result = session.run('@@{"text": "the whole answer", "chunks": 4, "drop": true}@@')
     kinds = [type(e) for e in result.events]
     assert result.text.count("the whole") <= 1
@@ -341,7 +343,7 @@ print("end", flush=True)
 
 BODIES = {
     "no close": "s = hostler.agent_session(FAKE, **options); print(s.run('hi').stop_reason)",
-    "no close, turn running": "s = hostler.agent_session(FAKE, **options)\nfor e in s.stream('[{\"text\": \"a\"}, {\"hang\": true}]'): break",
+    "no close, turn running": 's = hostler.agent_session(FAKE, **options)\nfor e in s.stream(\'[{"text": "a"}, {"hang": true}]\'): break',
     "async break": """
 async def main():
     s = await hostler.aagent_session(FAKE, **options)

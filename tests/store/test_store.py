@@ -29,7 +29,7 @@ def new_session(conn: Any, key: str = "k") -> Any:
     )
 
 
-def accept(conn: Any, session: int, turn: str, host: str, is_dead: Any = dead(), reject: bool = False) -> Any:
+def accept(conn: Any, session: int, turn: str, host: str, is_dead: Any = None, reject: bool = False) -> Any:
     return queries.accept(
         conn,
         session,
@@ -38,7 +38,7 @@ def accept(conn: Any, session: int, turn: str, host: str, is_dead: Any = dead(),
         input={"prompt": turn},
         accepted=Accepted(),
         reject_busy=reject,
-        is_dead=is_dead,
+        is_dead=is_dead or dead(),
         now=2.0,
     )
 
@@ -64,7 +64,9 @@ async def opened(path: Path) -> AsyncIterator[Store]:
     store = Store.open(str(path / "store.db"))
     try:
         for host in ("a", "b"):
-            await store.write(lambda conn, host=host: queries.put_host(conn, id=host, machine="m", pid=1, lock="l", now=0))
+            await store.write(
+                lambda conn, host=host: queries.put_host(conn, id=host, machine="m", pid=1, lock="l", now=0)
+            )
         yield store
     finally:
         store.close()

@@ -27,7 +27,7 @@ def test_state_round_trip() -> None:
     assert State.loads(none.dumps()) == none
 
 
-@pytest.mark.parametrize("cut", range(0, len(STATE.dumps())))
+@pytest.mark.parametrize("cut", range(len(STATE.dumps())))
 def test_a_torn_state_is_refused(cut: int) -> None:
     with pytest.raises(StateIncompatible):
         State.loads(STATE.dumps()[:cut])
@@ -72,7 +72,13 @@ def test_huge_and_deep_states_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("given_name", "meant"),
-    [("claude_code", "CLAUDE_CODE"), ("claude-code", "CLAUDE_CODE"), ("claude", "CLAUDE_CODE"), ("Codex", "CODEX"), ("opencod", "OPENCODE")],
+    [
+        ("claude_code", "CLAUDE_CODE"),
+        ("claude-code", "CLAUDE_CODE"),
+        ("claude", "CLAUDE_CODE"),
+        ("Codex", "CODEX"),
+        ("opencod", "OPENCODE"),
+    ],
 )
 def test_a_harness_that_is_none_names_the_member_meant(given_name: str, meant: str) -> None:
     with pytest.raises(TypeError, match=f"Harness.{meant}"):

@@ -67,6 +67,11 @@ def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> 
     if 300 <= status < 400:
         said = said or "a redirect, which is not followed: check the model address (api_base)"
     code = code_for(status)
+    if status == 400 and said.startswith("No connected db"):
+        code, said = (
+            "model_auth",
+            "the gateway does not know the key (a LiteLLM without a database takes its master key only)",
+        )
     again = code in ("model_rate_limited", "model_unavailable")
     again = again and headers.get("x-should-retry") != "false" and kind not in _HOPELESS
     message = f"{host} answered HTTP {status}" + (f": {said}" if said else "")

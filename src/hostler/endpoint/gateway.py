@@ -219,7 +219,7 @@ class Endpoint:
         url = route.url + "/count_tokens" if counting else route.url
         if wire == "anthropic" and scope["query_string"] == b"beta=true":
             url += "?beta=true"
-        content = json.dumps(pin(body, route.model, wire)).encode()
+        content = json.dumps(pin(body, route.model, wire, gateway=route.gateway)).encode()
         call.task = asyncio.create_task(call.run(url, _sent_headers(client, headers), content, counted=not counting))
         await _until_done_or_gone(client, call, receive)
 

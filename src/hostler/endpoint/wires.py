@@ -85,12 +85,14 @@ def _dict(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def pin(body: dict[str, Any], model: str, wire: WireName) -> dict[str, Any]:
+def pin(body: dict[str, Any], model: str, wire: WireName, *, gateway: bool = False) -> dict[str, Any]:
     """The request as it goes upstream: the session's model, no way around it, and usage reported."""
     sent = {k: v for k, v in body.items() if k not in _FOREIGN and not k.startswith("litellm")}
     sent["model"] = model
     if wire == "chat" and sent.get("stream") is True:
         sent["stream_options"] = {**_dict(sent.get("stream_options")), "include_usage": True}
+    if gateway and wire != "anthropic":
+        sent["drop_params"] = True  # the group's provider need not know all that a program says; LiteLLM refuses else
     return sent
 
 

@@ -57,7 +57,7 @@ def is_dead(row: Any, machine: str, now: float | None = None) -> bool:
     if row.machine == machine and _lock_is_free(row.lock):
         return True
     silent = (time.time() if now is None else now) - row.heartbeat
-    return silent > SILENT_AFTER
+    return bool(silent > SILENT_AFTER)
 
 
 def _lock_is_free(path: str) -> bool:

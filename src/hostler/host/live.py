@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,17 @@ from ..store.queries import Turn as StoredTurn
 from ..telemetry.redaction import Masker
 from ..turn import Bounds, Journal, Outcome, Running, Stop, result_of, run_turn
 from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
-from ..types.events import Accepted, Approval, Notice, CallbackFailed, FileChange, ModelCall, Started
+from ..types.events import (
+    Accepted,
+    Answered,
+    Approval,
+    CallbackFailed,
+    FileChange,
+    ModelCall,
+    Notice,
+    Record,
+    Started,
+)
 from ..types.options import Options
 from ..types.result import ErrorInfo, Usage
 from ..types.runtime import Answer, Ended, Frame, Prompt, Runtime, Steer
@@ -203,7 +213,9 @@ class LiveSession:
             except LeaseLost:
                 await self._let_go()
             except Exception as error:
-                _log.exception("Session %s: turn %s cannot be journalled here and is left to another host", self.key, turn.id)
+                _log.exception(
+                    "Session %s: turn %s cannot be journalled here and is left to another host", self.key, turn.id
+                )
                 await self._let_go()
                 await self.host.give_up(lease)
                 for id in {turn.id, *self._calls}:
@@ -282,7 +294,9 @@ class LiveSession:
         files, manifest = await asyncio.to_thread(self._settle, stored, outcome)
         events += [(change, None) for change in files]
         if not self._watch.complete:
-            unknown = Notice("changes_unknown", "The workspace cannot be read or is too large to tell what changed in it.")
+            unknown = Notice(
+                "changes_unknown", "The workspace cannot be read or is too large to tell what changed in it."
+            )
             events.append((unknown, None))
             running.events.append((unknown, None))
         result = result_of(outcome.ended, running.events, files, session=self.key, turn=turn.id)
@@ -340,10 +354,15 @@ class LiveSession:
         """The program to run the turn with; or, for a turn whose program died with its host, how that ended."""
         stored = await self._known(lease)
         program = self._program
-        if program is not None and program.epoch == lease.epoch and program.usable and stored.progress:
-            if program.fingerprint == place.fingerprint():
-                self._open_route(program.token, program.tool_token, place)
-                return program, Progress.from_dict(stored.progress), self.resumed
+        if (
+            program is not None
+            and program.epoch == lease.epoch
+            and program.usable
+            and stored.progress
+            and program.fingerprint == place.fingerprint()
+        ):
+            self._open_route(program.token, program.tool_token, place)
+            return program, Progress.from_dict(stored.progress), self.resumed
         if program is not None:
             await (self._end_program() if program.epoch == lease.epoch else self._let_go())
         upstream = await self.host.endpoint_path()
@@ -393,7 +412,8 @@ class LiveSession:
 
     def _salvage(self, stored: Stored, running: Running) -> Outcome:
         """The end of a turn whose keeper is dead, from the log that it left on disk."""
-        assert stored.program is not None and stored.progress is not None
+        assert stored.program is not None
+        assert stored.progress is not None
         progress = Progress.from_dict(stored.progress)
         frames: list[Frame] = keeper.read_spool(stored.program["address"]["dir"], stored.frame)
         events: list[Journalled] = []
@@ -422,42 +442,40 @@ class LiveSession:
     async def _remember(self, running: Running, turn: StoredTurn) -> None:
         """Fill in what an earlier host journalled of this turn."""
         after = turn.first - 1
-        while True:
-            found = await self.host.store.read(lambda conn: queries.read_records(conn, self.id, after, turn=turn.id))
-            if not found:
-                return
+        while found := await self._records(turn.id, after):
             for record in found:
                 running.events.append((record.event, record.parent))
                 if isinstance(record.event, Approval):
                     running.approvals[record.event.id] = record.event
+                elif isinstance(record.event, Answered):
+                    running.approvals.pop(record.event.id, None)
             after = found[-1].seq
 
-    def check(self, rules: dict[str, Any]) -> Place:
-        """The place that these rules give; raises when the model cannot be reached under them."""
-        return self._place(rules, Call())
+    async def _records(self, turn: str, after: int) -> list[Record]:
+        return await self.host.store.read(lambda conn: queries.read_records(conn, self.id, after, turn=turn))
+
+    def place(self) -> Place:
+        """Where and how the program runs under the session's own rules."""
+        return self._place(self.rules, Call())
+
+    def renew(self, options: Options, rules: dict[str, Any], tools: tuple[HostTool, ...]) -> None:
+        """Another handle of this process brings the session's callables, and maybe other rules, again."""
+        self.options = options
+        self.rules = dict(rules)
+        self._tools = self._tool_server(tools) if tools else None
 
     def _place(self, rules: dict[str, Any], call: Call) -> Place:
-        route = self._route(rules, call)
         settings = self.host.settings
         return Place(
             runtime=self.runtime,
             sandbox=self.sandbox,
             dirs=self.dirs,
             rules=rules,
-            route=route,
+            route=route_of(self.runtime, rules, call.api_key or self.options.api_key),
             approvals=(call.on_approval or self.options.on_approval) is not None or rules["permissions"] == "ask",
             tools=self._tools.digest if self._tools is not None else None,
             park_ttl=settings.park_ttl,
             orphan_ttl=settings.orphan_ttl,
-        )
-
-    def _route(self, rules: dict[str, Any], call: Call) -> Route:
-        return route_for(
-            rules["model"],
-            wire=self.runtime.wire,
-            api_base=rules["api_base"],
-            api_key=call.api_key or self.options.api_key,
-            environ=os.environ,
         )
 
     def _open_route(self, token: str, tool_token: str | None, place: Place) -> None:
@@ -635,6 +653,11 @@ class LiveSession:
 def _masker(place: Place | None) -> Masker:
     """Of the secrets that this process knows of: the agent should not have them, but what it says is stored."""
     return Masker([place.route.key] if place is not None and place.route.key else [])
+
+
+def route_of(runtime: Runtime, rules: Mapping[str, Any], api_key: str | None) -> Route:
+    """Where the model calls go under these rules. Raises OptionsMismatch naming what is missing."""
+    return route_for(rules["model"], wire=runtime.wire, api_base=rules["api_base"], api_key=api_key, environ=os.environ)
 
 
 def stored_of(row: Row[Any]) -> Stored:

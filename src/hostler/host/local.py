@@ -89,6 +89,10 @@ class Host:
                 self._endpoint_dir = directory
         return self.endpoint.socket_path
 
+    def keep(self, live: LiveSession) -> LiveSession:
+        """Have the session in hand; the one that this process has already, if it came first."""
+        return self.sessions.setdefault(live.id, live)
+
     def is_dead(self, row: Row[Any]) -> bool:
         """Whether the host of this row may be replaced."""
         return row.id != self.id and is_dead(row, self.machine)
@@ -122,6 +126,9 @@ class Host:
             except HarnessError:
                 pass  # a disk that is full now may have room later
 
+    async def _stops(self, turns: list[str]) -> list[tuple[str, str]]:
+        return await self.store.read(lambda conn: queries.stops_of(conn, turns))
+
     async def _watch_stops(self) -> None:
         while True:
             await asyncio.sleep(_STOPS)
@@ -129,7 +136,7 @@ class Host:
             if not running:
                 continue
             try:
-                found = await self.store.read(lambda conn: queries.stops_of(conn, list(running)))
+                found = await self._stops(list(running))
             except HarnessError:
                 continue
             for turn, reason in found:

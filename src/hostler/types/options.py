@@ -118,7 +118,7 @@ class Options:
             raise ValueError(f"on_busy must be 'queue', 'reject', 'interrupt' or 'steer', not {out.on_busy!r}.")
         for name, kind in (("max_turns", int), ("max_cost", (int, float)), ("timeout", (int, float))):
             value = getattr(out, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, kind) or not value > 0):  # type: ignore[arg-type]
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kind) or not value > 0):
                 raise ValueError(f"{name} must be a positive number or None, not {value!r}.")
         return out
 

@@ -12,7 +12,7 @@ from .events import Event, ModelCall
 from .result import ErrorInfo, StopReason
 
 
-class Harness(str, enum.Enum):
+class Harness(enum.StrEnum):
     """The complete agent programs that hostler runs."""
 
     CLAUDE_CODE = "claude_code"

@@ -19,6 +19,7 @@ class OpenCode:
     wire: Literal["anthropic", "responses", "chat", "gemini"] = "chat"
     id_pattern = r"ses_[A-Za-z0-9]{1,64}"
     native_files = (NativeFile(DATABASE, "sqlite"),)
+    project_instructions: tuple[str, ...] = ()
     capabilities = Capabilities(
         permissions=("full", "read-only", "edit", "ask"),
         approvals=True,

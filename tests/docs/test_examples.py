@@ -1,0 +1,96 @@
+"""The examples in README and docs run as they are written, with real programs and the scripted model."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from hostler.testing.model_server import ModelServer
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+KEY = "planted-gateway-key-7f3a"
+PRICES = {"coder": {"input_cost_per_token": 1e-6, "output_cost_per_token": 5e-6}}
+BLOCK = re.compile(r"^```python(?P<kind>[^\n]*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("nothing_left")]
+
+AFTER_README = """
+import asyncio
+assert "CODEWORD-hay" not in asyncio.run(chat("1", "Who are you?"))
+asyncio.run(chat("2", "Remember CODEWORD-hay."))
+assert "CODEWORD-hay" in asyncio.run(chat("2", "What was it?"))
+assert KEY not in str(chats)
+for raw in chats.values():
+    hostler.agent_resume(State.loads(raw)).close()
+"""
+
+
+def blocks(page: Path, kind: str = "") -> list[tuple[int, str]]:
+    text = page.read_text()
+    return [
+        (text.count("\n", 0, found.start("code")), found["code"])
+        for found in BLOCK.finditer(text)
+        if found["kind"].strip() == kind
+    ]
+
+
+def script(page: Path) -> str:
+    """All blocks of a page one after another; every Result under ``r`` must be a turn that ended well."""
+    lines = [f"KEY = {KEY!r}"]
+    for line, code in blocks(page):
+        # Blank lines before it give the traceback the page's own line numbers.
+        lines.append(f"exec(compile({chr(10) * line + code!r}, {str(page)!r}, 'exec'))")
+        lines.append("if 'r' in globals(): print('turn', r.stop_reason, r.error and r.error.code, r.cost); del r")
+    if page.name == "README.md":
+        lines.append(AFTER_README)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if BLOCK.search(p.read_text())], ids=lambda p: p.name)
+def test_the_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ModelServer(key=KEY if page.name == "README.md" else None, prices=PRICES) as models:
+        monkeypatch.setenv("LITELLM_PROXY_API_BASE", models.url)
+        monkeypatch.setenv("LITELLM_PROXY_API_KEY", KEY)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", script(page)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert KEY not in done.stdout
+    turns = [line.split() for line in done.stdout.splitlines() if line.startswith("turn ")]
+    if page.name == "README.md":
+        assert len(turns) >= 6
+        assert all(turn[1:3] == ["done", "None"] and float(turn[3]) > 0 for turn in turns), turns
+
+
+def test_the_pytest_example_passes(tmp_path: Path) -> None:
+    ((_, code),) = blocks(ROOT / "docs" / "testing-your-app.md", "test")
+    (tmp_path / "test_example.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+def test_the_blocks_are_found() -> None:
+    """The pattern above sees what a reader sees."""
+    for page in PAGES:
+        assert len(BLOCK.findall(page.read_text())) == page.read_text().count("```python"), page
+        for _, code in blocks(page):
+            assert code == textwrap.dedent(code)
