@@ -42,6 +42,22 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The resume matrix, from what its tests have recorded."""
+    found: dict[str, dict[str, str]] = {}
+    for report in (r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)):
+        for name, value in report.user_properties if report.when == "call" else ():
+            if name == "resume":
+                program, case, outcome = value
+                found.setdefault(case, {})[program] = outcome
+    if found:
+        programs = list(dict.fromkeys(program for row in found.values() for program in row))
+        terminalreporter.section("resume matrix")
+        terminalreporter.write_line(f"{'':24}" + "".join(f"{program:20}" for program in programs))
+        for case, row in found.items():
+            terminalreporter.write_line(f"{case:24}" + "".join(f"{row.get(p, ''):20}" for p in programs))
+
+
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No setting of the machine reaches a test."""

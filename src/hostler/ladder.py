@@ -14,7 +14,7 @@ from typing import Any
 
 from . import keeper
 from .endpoint import TOOLS_PATH, Route
-from .keeper import KeeperAddress, KeeperError, KeeperSpec
+from .keeper import KeeperAddress, KeeperError, KeeperRefused, KeeperSpec
 from .program import Program
 from .progress import Progress, begun
 from .types.errors import HarnessError, HarnessInstallFailed, PathError, SandboxError, SessionLost
@@ -24,6 +24,17 @@ from .workspace import SessionDirs, native
 from .workspace.confined import Root
 
 MARK = "HOSTLER_RUN"
+
+
+class OtherVersion(StateIncompatible):
+    """The living program belongs to a keeper that this version of hostler does not understand."""
+
+    def __init__(self, session: str, protocol: int) -> None:
+        super().__init__(
+            f"The program of session {session!r} runs under a keeper of another version of hostler (it speaks protocol "
+            f"{protocol}, this one {keeper.PROTOCOL}). Nothing was touched. Resume the session with that version, or end "
+            f"the program (hostler kill {session}): the session then goes on from its saved history."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,7 @@ class Place:
     tools: str | None  # a digest of what the app offers
     park_ttl: float
     orphan_ttl: float
+    spool_limit: int
 
     def fingerprint(self) -> str:
         """Changes when a live program cannot go on under these rules."""
@@ -66,8 +78,10 @@ _PER_TURN = ("timeout", "max_cost", "metadata", "api_base")
 
 
 def may_resume(stored: Stored, place: Place) -> str | None:
-    """Which rung a resume would reach, without starting anything. Raises SessionLost."""
-    if stored.program and keeper.alive(_address(stored.program)):
+    """Which rung a resume would reach, without starting anything. Raises SessionLost, OtherVersion."""
+    if stored.program and keeper.alive(address := _address(stored.program)):
+        if address.protocol != keeper.PROTOCOL:
+            raise OtherVersion(stored.key, address.protocol)
         return "attached"
     if native_id := _native_id(stored, place):
         return "native" if native_id else None
@@ -77,15 +91,18 @@ def may_resume(stored: Stored, place: Place) -> str | None:
 async def attach(
     stored: Stored, place: Place, *, epoch: int, holder: str, upstream: str
 ) -> tuple[Program, Progress] | None:
-    """The living program, taken over; None when there is none to take (its remains are swept)."""
+    """The living program, taken over; None when there is none to take (its remains are swept). Raises LeaseLost when a
+    newer host holds it, OtherVersion when it cannot be understood."""
     if not stored.program or not stored.progress:
         return None
     address = _address(stored.program)
     try:
         held = await keeper.attach(address, epoch=epoch, holder=holder, after=stored.frame, upstream=upstream)
     except KeeperError as error:
-        if getattr(error, "reason", None) in ("stale", "protocol"):
-            raise
+        if isinstance(error, KeeperRefused) and error.reason == "stale":
+            raise LeaseLost(f"Session {stored.key!r} was taken over by another host: {error}.") from None
+        if isinstance(error, KeeperRefused) and error.reason == "protocol":
+            raise OtherVersion(stored.key, address.protocol) from None
         await asyncio.to_thread(keeper.destroy, address)
         return None
     program = Program(
@@ -177,6 +194,7 @@ async def launch(stored: Stored, place: Place) -> Launched:
             mark=mark,
             park_ttl=place.park_ttl,
             orphan_ttl=place.orphan_ttl,
+            spool_limit=place.spool_limit,
         )
         try:
             address = await keeper.start(spec, listener)

@@ -83,12 +83,13 @@ class Journal:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a turn ended. ``events`` are its last ones: they are committed together with its `Done`, so that a crash
-    before that finds the turn open and its end still in the keeper's log. ``leftover`` came after the end."""
+    before that finds the turn open and its end still in the keeper's log. ``leftover`` came after the end. Without
+    ``progress`` the turn never came to its program, and whatever that is stays as it is."""
 
     ended: Ended
-    progress: Progress
-    native_id: str | None
-    program_alive: bool
+    progress: Progress | None = None
+    native_id: str | None = None
+    program_alive: bool = False
     events: tuple[Journalled, ...] = ()
     leftover: tuple[Any, ...] = ()
 

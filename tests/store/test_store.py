@@ -50,11 +50,9 @@ def finish(conn: Any, lease: Any, turn: str, **result: Any) -> Any:
         turn=turn,
         events=[],
         result=Result(**result),
-        frame=1,
-        progress={},
+        program=queries.read_up_to(1, {}),
         native=None,
         native_id=None,
-        program_alive=True,
         now=3.0,
     )
 
@@ -65,7 +63,7 @@ async def opened(path: Path) -> AsyncIterator[Store]:
     try:
         for host in ("a", "b"):
             await store.write(
-                lambda conn, host=host: queries.put_host(conn, id=host, machine="m", pid=1, lock="l", now=0)
+                lambda conn, host=host: queries.put_host(conn, id=host, machine="m", pid=1, lock="l", now=0, uptime=0)
             )
         yield store
     finally:
@@ -235,7 +233,9 @@ def test_a_torn_wal_tail_loses_no_committed_record(tmp_path: Path) -> None:
     async def fill() -> None:
         store = Store.open(str(tmp_path / "store.db"))
         row = await store.write(new_session)
-        await store.write(lambda c: queries.put_host(c, id="a", machine="m", pid=1, lock="l", now=time.time()))
+        await store.write(
+            lambda c: queries.put_host(c, id="a", machine="m", pid=1, lock="l", now=time.time(), uptime=0)
+        )
         _, lease, _ = await store.write(lambda c: accept(c, row.id, "t1", "a"), durable=True)
         await store.write(lambda c: finish(c, lease, "t1"), durable=True)
         for name in ("store.db", "store.db-wal"):  # as a machine that lost power would leave them

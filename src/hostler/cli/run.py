@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -104,22 +106,40 @@ def _answer(session: Session, approval: Approval, signals: _Signals, view: View)
 
 
 class _Signals:
-    """The first Ctrl-C (or SIGTERM, SIGHUP) cancels the turn, which then ends with its Done; the second leaves."""
+    """The first Ctrl-C (or SIGTERM, SIGHUP) cancels the turn, which then ends with its Done; the second leaves.
+
+    They are taken in a thread, through Python's wake-up descriptor: the main thread waits for the turn in a lock, and a
+    signal that comes on the way into it would be noticed only after the wait.
+    """
 
     def __init__(self) -> None:
         self.got = 0
         self.stream: Stream | None = None
 
     def __enter__(self) -> _Signals:
-        self._before = {s: signal.signal(s, self._take) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._before_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._before = {s: signal.signal(s, _nothing) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        self._thread = threading.Thread(target=self._watch, name="hostler-signals", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._before_fd)
+        self._writer.close()
+        self._thread.join()
+        self._reader.close()
 
-    def _take(self, number: int, _: FrameType | None) -> None:
-        # os.write, because the interrupted code may be inside a print.
+    def _watch(self) -> None:
+        while numbers := self._reader.recv(16):
+            for number in numbers:
+                if number in self._before:
+                    self._take(number)
+
+    def _take(self, number: int) -> None:
         if self.got or self.stream is None:
             ttl = Settings.read().orphan_ttl
             _say(f"Left. What may still run of the turn is ended by its keeper within {ttl:g} s.")
@@ -129,8 +149,12 @@ class _Signals:
         self.stream.cancel_soon()
 
 
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """A handler, so that the signal has no other effect."""
+
+
 def _say(text: str) -> None:
-    try:
+    try:  # not a print, which the main thread may be in the middle of
         os.write(2, f"\n{text}\n".encode())
     except OSError:
         pass  # the terminal is gone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import time
@@ -9,8 +10,11 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from ..types.errors import HarnessError
+
 SILENT_AFTER = 15.0
 BEAT_EVERY = 3.0
+_PR_SET_DUMPABLE = 4
 
 
 def machine_id() -> str:
@@ -23,6 +27,13 @@ def machine_id() -> str:
         return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return boot
+
+
+def become_unreadable() -> None:
+    """No other process of this user reads our memory and environment from now on, where the kernel can see to it."""
+    prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
+    if prctl is None or prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise HarnessError("HOSTLER_NONDUMPABLE=1 cannot be held on this system: it has no PR_SET_DUMPABLE. Unset it.")
 
 
 class HostLock:
@@ -52,15 +63,21 @@ class HostLock:
             self._fd = -1
 
 
-def is_dead(row: Any, machine: str, now: float | None = None) -> bool:
-    """Whether the host of this row may be replaced: its lock is free (same machine), or it has been silent too long."""
-    if row.machine == machine and _lock_is_free(row.lock):
-        return True
-    silent = (time.time() if now is None else now) - row.heartbeat
-    return bool(silent > SILENT_AFTER)
+def uptime() -> float:
+    """Seconds by a clock that all processes of this boot share and that nobody sets."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def _lock_is_free(path: str) -> bool:
+def is_dead(row: Any, machine: str, orphan_ttl: float) -> bool:
+    """Whether the host of this row may be replaced. On this machine: at once when the kernel has freed its lock, else
+    after 15 s of silence. On another one only when its keepers have ended their programs by themselves."""
+    if row.machine == machine:
+        return lock_is_free(row.lock) or bool(uptime() - row.uptime > SILENT_AFTER)
+    return bool(time.time() - row.heartbeat > orphan_ttl + SILENT_AFTER)
+
+
+def lock_is_free(path: str) -> bool:
+    """Whether no process holds this lock file."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

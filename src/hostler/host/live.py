@@ -244,6 +244,9 @@ class LiveSession:
         if turn.stop is not None:
             running.put(Stop(turn.stop))  # type: ignore[arg-type]
         place: Place | None = None
+        if turn.stop is not None and not recovered:  # nobody wants it any more
+            await self._finish(turn, lease, running, Outcome(Ended(turn.stop)), None)  # type: ignore[arg-type]
+            return
         await self.host.slots.take(self)
         try:
             place = self._place(rules, call)
@@ -271,12 +274,7 @@ class LiveSession:
         except (LeaseLost, StoreError):
             raise
         except HarnessError as error:
-            outcome = Outcome(
-                Ended("error", error=ErrorInfo(error_code(error), str(error))),
-                Progress({}, 0),
-                None,
-                program_alive=False,
-            )
+            outcome = Outcome(Ended("error", error=ErrorInfo(error_code(error), str(error))))
         await self._finish(turn, lease, running, outcome, place)
 
     async def _finish(
@@ -292,6 +290,8 @@ class LiveSession:
         running.events += late
         stored = await self._known(lease)
         files, manifest = await asyncio.to_thread(self._settle, stored, outcome)
+        masker = _masker(place)
+        files = masker.mask(files)
         events += [(change, None) for change in files]
         if not self._watch.complete:
             unknown = Notice(
@@ -300,7 +300,12 @@ class LiveSession:
             events.append((unknown, None))
             running.events.append((unknown, None))
         result = result_of(outcome.ended, running.events, files, session=self.key, turn=turn.id)
-        result = _masker(place).mask(result)
+        result = masker.mask(result)
+        after = queries.GONE
+        if outcome.progress is None:
+            after = queries.UNTOUCHED
+        elif outcome.program_alive and program is not None:
+            after = queries.read_up_to(outcome.progress.frame, outcome.progress.to_dict())
         records = await self.host.store.write(
             lambda conn: queries.finish(
                 conn,
@@ -308,35 +313,30 @@ class LiveSession:
                 turn=turn.id,
                 events=events,
                 result=result,
-                frame=outcome.progress.frame,
-                progress=outcome.progress.to_dict() if outcome.program_alive else None,
+                program=after,
                 native=manifest,
                 native_id=outcome.native_id,
-                program_alive=outcome.program_alive and program is not None,
                 now=time(),
             ),
             durable=True,
         )
-        alive = outcome.program_alive and program is not None
         self._stored = replace(
             stored,
             native_id=outcome.native_id or stored.native_id,
             finished=stored.finished + 1,
-            program=stored.program if alive else None,
-            progress=outcome.progress.to_dict() if alive else None,
-            frame=outcome.progress.frame if alive else 0,
             native=manifest,
+            **{name: value for name, value in after.items() if name != "status"},
         )
         self.running = None
         self.usage += result.usage
         self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
         self.native_id = outcome.native_id or self.native_id
-        if program is not None and outcome.program_alive:
+        if program is not None and outcome.program_alive and outcome.progress is not None:
             with contextlib.suppress(KeeperError):  # it died after its turn: the next one finds out
                 await program.close_turn(outcome.progress.frame)
         self.host.journal.publish(self.id, records)
         await asyncio.to_thread(self._watch.save)
-        if program is not None and not outcome.program_alive:
+        if after is queries.GONE:
             await self._end_program()
 
     def _settle(self, stored: Stored, outcome: Outcome) -> tuple[tuple[FileChange, ...], dict[str, Any] | None]:
@@ -376,7 +376,7 @@ class LiveSession:
                     return self._program, progress, self._arrived("attached")
                 await self._end_program()
             elif recovered and stored.progress and Progress.from_dict(stored.progress).turn == running.turn:
-                return self._salvage(stored, running)
+                return self._salvage(stored, running, _masker(place))
         launched = await ladder.launch(stored, place)
         try:
             self._open_route(launched.token, launched.tool_token, place)
@@ -410,20 +410,22 @@ class LiveSession:
             await self._known(lease), program=launched.stored(), frame=0, progress=launched.progress.to_dict()
         )
 
-    def _salvage(self, stored: Stored, running: Running) -> Outcome:
+    def _salvage(self, stored: Stored, running: Running, masker: Masker) -> Outcome:
         """The end of a turn whose keeper is dead, from the log that it left on disk."""
         assert stored.program is not None
         assert stored.progress is not None
         progress = Progress.from_dict(stored.progress)
         frames: list[Frame] = keeper.read_spool(stored.program["address"]["dir"], stored.frame)
+        masker.resume(progress.masking)
         events: list[Journalled] = []
         native_id: str | None = None
         ended: Ended | None = None
         for frame in frames:
             step = advance(self.runtime.codec, progress, frame)
             progress, native_id = step.progress, step.native_id or native_id
-            events += step.events
+            events += [shown for event, parent in step.events for shown in masker.events(event, parent)]
             ended = ended or step.end
+        events += masker.rest()
         if ended is None:
             ended = Ended(
                 running.stop or "error",
@@ -462,7 +464,10 @@ class LiveSession:
         """Another handle of this process brings the session's callables, and maybe other rules, again."""
         self.options = options
         self.rules = dict(rules)
-        self._tools = self._tool_server(tools) if tools else None
+        if self._tools is not None:
+            self._tools.offer(tools)
+        elif tools:
+            self._tools = self._tool_server(tools)
 
     def _place(self, rules: dict[str, Any], call: Call) -> Place:
         settings = self.host.settings

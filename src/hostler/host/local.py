@@ -20,7 +20,7 @@ from ..store.queries import Lease
 from ..turn import Stop
 from ..types.errors import HarnessError
 from ..workspace import prepare
-from .identity import BEAT_EVERY, HostLock, is_dead, machine_id
+from .identity import BEAT_EVERY, HostLock, is_dead, machine_id, uptime
 from .journal import Journal
 from .live import LiveSession
 from .settings import Settings, state_dir
@@ -55,7 +55,13 @@ class Host:
         host = cls(data_dir, store, HostLock(os.path.join(data_dir, "hosts")))
         await store.write(
             lambda conn: queries.put_host(
-                conn, id=host.id, machine=host.machine, pid=os.getpid(), lock=host._lock.path, now=time.time()
+                conn,
+                id=host.id,
+                machine=host.machine,
+                pid=os.getpid(),
+                lock=host._lock.path,
+                now=time.time(),
+                uptime=uptime(),
             )
         )
         host.spawn(host._beat())
@@ -95,7 +101,7 @@ class Host:
 
     def is_dead(self, row: Row[Any]) -> bool:
         """Whether the host of this row may be replaced."""
-        return row.id != self.id and is_dead(row, self.machine)
+        return row.id != self.id and is_dead(row, self.machine, self.settings.orphan_ttl)
 
     def new_id(self, kind: str) -> str:
         return f"{kind}_{uuid.uuid4().hex[:24]}"
@@ -122,7 +128,7 @@ class Host:
         while True:
             await asyncio.sleep(BEAT_EVERY)
             try:
-                await self.store.write(lambda conn: queries.beat(conn, self.id, time.time()))
+                await self.store.write(lambda conn: queries.beat(conn, self.id, time.time(), uptime()))
             except HarnessError:
                 pass  # a disk that is full now may have room later
 

@@ -10,14 +10,20 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Settings:
     """``HOSTLER_PARK_TTL``: how long a parked program is kept. ``HOSTLER_ORPHAN_TTL``: how long a turn goes on without
-    a host. ``HOSTLER_MAX_RUNTIMES``: programs at once. ``HOSTLER_APPROVAL_TTL``: how long a question waits for its
-    answer, then it is denied. ``HOSTLER_TOOL_TIMEOUT``: how long a tool of the app may take."""
+    a host. ``HOSTLER_MAX_RUNTIMES``: programs at once. ``HOSTLER_MAX_PARKED``: parked programs of one state dir; beyond
+    that the oldest is ended. ``HOSTLER_SPOOL_LIMIT``: bytes that a program may write while no host takes them, then it
+    waits. ``HOSTLER_APPROVAL_TTL``: how long a question waits for its answer, then it is denied.
+    ``HOSTLER_TOOL_TIMEOUT``: how long a tool of the app may take. ``HOSTLER_NONDUMPABLE=1``: no other process of the
+    same user may read this one's memory; no debugger and no core dump either."""
 
     park_ttl: float = 900.0
     orphan_ttl: float = 600.0
     max_runtimes: int = 8
+    max_parked: int = 8
+    spool_limit: int = 1 << 30
     approval_ttl: float = 600.0
     tool_timeout: float = 600.0
+    nondumpable: bool = False
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -25,8 +31,11 @@ class Settings:
             park_ttl=_number(environ, "HOSTLER_PARK_TTL", 900.0),
             orphan_ttl=_number(environ, "HOSTLER_ORPHAN_TTL", 600.0),
             max_runtimes=int(_number(environ, "HOSTLER_MAX_RUNTIMES", _by_memory())),
+            max_parked=int(_number(environ, "HOSTLER_MAX_PARKED", _by_memory())),
+            spool_limit=int(_number(environ, "HOSTLER_SPOOL_LIMIT", 1 << 30)),
             approval_ttl=_number(environ, "HOSTLER_APPROVAL_TTL", 600.0),
             tool_timeout=_number(environ, "HOSTLER_TOOL_TIMEOUT", 600.0),
+            nondumpable=environ.get("HOSTLER_NONDUMPABLE") == "1",
         )
 
 

@@ -1,12 +1,16 @@
 """The keeper: a small process that owns one agent program, so that the app need not live as long as the program."""
 
 from .address import Hello, KeeperAddress, KeeperSpec
-from .client import Held, attach
+from .census import Found, age, dismiss, leftovers, running, size
+from .client import Held, attach, attached, end
 from .errors import KeeperError, KeeperGone, KeeperRefused, KeeperReplaced, ProgramNotStarted
 from .frames import read_spool
-from .launch import alive, destroy, start, sweep
+from .holder.frames import PROTOCOL
+from .launch import alive, destroy, runtime_dir, stale_sockets, start, sweep
 
 __all__ = [
+    "PROTOCOL",
+    "Found",
     "Held",
     "Hello",
     "KeeperAddress",
@@ -16,10 +20,19 @@ __all__ = [
     "KeeperReplaced",
     "KeeperSpec",
     "ProgramNotStarted",
+    "age",
     "alive",
     "attach",
+    "attached",
     "destroy",
+    "dismiss",
+    "end",
+    "leftovers",
     "read_spool",
+    "running",
+    "runtime_dir",
+    "size",
+    "stale_sockets",
     "start",
     "sweep",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ _BATCH = 1 << 18
 _WAIT = 5.0
 _SWEEP = 2.0
 _MAX_GRACE = 2.0
+_GRACE = 1.0
 
 
 async def attach(
@@ -43,6 +45,37 @@ async def attach(
         writer.close()
         raise _refused(address, message)
     return Held(address, holder, Hello(**message), reader, writer, Joiner(after, line_limit))
+
+
+async def attached(address: KeeperAddress, *, epoch: int, holder: str) -> bool:
+    """Whether a host is attached to the keeper now. ``epoch`` and ``holder`` are those of the session's lease; nobody is
+    disturbed. KeeperGone when it is dead, KeeperRefused when they are out of date."""
+    _, writer, kind, message = await _introduce(address, epoch, holder, {"command": "probe"}, _WAIT)
+    writer.close()
+    if kind != wire.DONE:
+        raise _refused(address, message)
+    return bool(message["attached"])
+
+
+async def end(address: KeeperAddress, *, epoch: int, holder: str, grace: float = _GRACE) -> None:
+    """End a program that this host is not attached to, its whole tree and the keeper; politely while the keeper
+    understands us, else at once. KeeperRefused when a host with a newer epoch holds it."""
+    request = {"command": "end", "grace": grace}
+    with contextlib.suppress(KeeperGone):
+        _, writer, kind, message = await _introduce(address, epoch, holder, request, 2 * grace + 3.0)
+        writer.close()
+        if kind != wire.DONE and message.get("reason") == "stale":
+            raise _refused(address, message)
+    await _destroyed(address)
+
+
+async def _destroyed(address: KeeperAddress) -> None:
+    """It has said that it ends: wait a little for that, then see to it."""
+    for _ in range(100):
+        if not alive(address):
+            break
+        await asyncio.sleep(0.005)
+    await asyncio.to_thread(destroy, address)
 
 
 class Held:
@@ -112,7 +145,7 @@ class Held:
         """Kill what was started since `open_turn`, grandchildren in their own sessions included; not the program."""
         await self._command({"command": "sweep"}, _SWEEP + 1.0)
 
-    async def end(self, grace: float = 1.0) -> None:
+    async def end(self, grace: float = _GRACE) -> None:
         """End the program, its whole tree and the keeper: close stdin, after ``grace`` SIGTERM, then SIGKILL. What the
         program said meanwhile stays in the log on disk."""
         await self._end(min(grace, _MAX_GRACE))
@@ -140,11 +173,7 @@ class Held:
             raise
         except KeeperError:
             pass
-        for _ in range(100):
-            if not alive(self.address):
-                break
-            await asyncio.sleep(0.005)
-        await asyncio.to_thread(destroy, self.address)
+        await _destroyed(self.address)
         await self.detach()
 
     async def _write(self, frame: bytes) -> None:

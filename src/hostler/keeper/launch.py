@@ -20,7 +20,7 @@ from .address import KeeperAddress, KeeperSpec
 from .errors import KeeperError, ProgramNotStarted
 from .holder import tree
 
-_HOLDER = str(Path(__file__).parent / "holder")
+HOLDER = str(Path(__file__).parent / "holder")
 _START = 10.0
 _GUARD_ENV = "HOSTLER_GUARD"
 _MAX_SOCKET_PATH = 100  # sun_path holds 107 bytes
@@ -51,14 +51,15 @@ def _start(spec: KeeperSpec, model_socket: socket.socket | None) -> KeeperAddres
     folder = os.path.abspath(spec.dir)
     os.makedirs(folder, 0o700, exist_ok=True)
     sockets = runtime_dir()
-    _tidy(sockets)
+    for left in stale_sockets(sockets):
+        with contextlib.suppress(OSError):
+            os.unlink(left)
     path = os.path.join(sockets, f"k-{secrets.token_hex(8)}{_SUFFIX}")
     token = secrets.token_hex(32)
     config = {
         "argv": spec.argv,
         "env": {**spec.env, tree.MARK: spec.mark},
         "cwd": os.path.abspath(spec.cwd),
-        "dir": folder,
         "socket": path,
         "token": token,
         "park_ttl": spec.park_ttl,
@@ -67,7 +68,8 @@ def _start(spec: KeeperSpec, model_socket: socket.socket | None) -> KeeperAddres
         "hold_limit": spec.hold_limit,
     }
     model_fd = model_socket.fileno() if model_socket is not None else -1
-    argv = [sys.executable, "-I", "-S", "-X", "utf8", _HOLDER, spec.mark, os.environ.get(_GUARD_ENV, ""), str(model_fd)]
+    guard = os.environ.get(_GUARD_ENV, "")
+    argv = [sys.executable, "-I", "-S", "-X", "utf8", HOLDER, spec.mark, guard, str(model_fd), folder]
     log_path = os.path.join(folder, "keeper.log")
     with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as log:
         process = subprocess.Popen(
@@ -137,16 +139,18 @@ def _private(path: str) -> str:
     return path
 
 
-def _tidy(folder: str) -> None:
-    """Remove sockets that nobody listens on: a killed keeper cannot do it itself."""
+def stale_sockets(folder: str, older: float = _STALE) -> list[str]:
+    """Sockets in the folder, ``older`` seconds or more, that nobody listens on: a killed keeper cannot remove its own."""
+    found = []
     for entry in os.scandir(folder):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-            if entry.name.endswith(_SUFFIX) and time.time() - entry.stat().st_mtime > _STALE:
+            if entry.name.endswith(_SUFFIX) and time.time() - entry.stat().st_mtime > older:
                 probe.setblocking(False)
                 try:
                     probe.connect(entry.path)
                 except ConnectionRefusedError:
-                    os.unlink(entry.path)
+                    found.append(entry.path)
+    return found
 
 
 def alive(address: KeeperAddress) -> bool:

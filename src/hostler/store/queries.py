@@ -34,12 +34,12 @@ class Lease:
 # ---- hosts ----------------------------------------------------------------------------------------------------------
 
 
-def put_host(conn: Connection, *, id: str, machine: str, pid: int, lock: str, now: float) -> None:
-    conn.execute(insert(hosts).values(id=id, machine=machine, pid=pid, lock=lock, heartbeat=now))
+def put_host(conn: Connection, *, id: str, machine: str, pid: int, lock: str, now: float, uptime: float) -> None:
+    conn.execute(insert(hosts).values(id=id, machine=machine, pid=pid, lock=lock, heartbeat=now, uptime=uptime))
 
 
-def beat(conn: Connection, host: str, now: float) -> None:
-    conn.execute(update(hosts).where(hosts.c.id == host).values(heartbeat=now))
+def beat(conn: Connection, host: str, now: float, uptime: float) -> None:
+    conn.execute(update(hosts).where(hosts.c.id == host).values(heartbeat=now, uptime=uptime))
 
 
 def remove_host(conn: Connection, host: str) -> None:
@@ -317,6 +317,16 @@ def set_program(
         _held(conn, lease)
 
 
+ProgramAfter = dict[str, Any]
+GONE: ProgramAfter = {"program": None, "progress": None, "frame": 0, "status": "idle"}
+UNTOUCHED: ProgramAfter = {}
+
+
+def read_up_to(frame: int, progress: dict[str, Any]) -> ProgramAfter:
+    """The program lives, and was read so far."""
+    return {"frame": frame, "progress": progress}
+
+
 def finish(
     conn: Connection,
     lease: Lease,
@@ -324,19 +334,16 @@ def finish(
     turn: str,
     events: Sequence[Journalled],
     result: Result,
-    frame: int,
-    progress: dict[str, Any] | None,
+    program: ProgramAfter,
     native: dict[str, Any] | None,
     native_id: str | None,
-    program_alive: bool,
     now: float,
 ) -> list[Record]:
     """The end of a turn: its last records with the one `Done`, its outcome, the sums, and the lease is free."""
     row = _held(conn, lease)
     usage = Usage(**row.usage) + result.usage
     values: dict[str, Any] = {
-        "frame": frame,
-        "progress": progress,
+        **program,
         "busy": False,
         "finished": row.finished + 1,
         "usage": asdict(usage),
@@ -348,8 +355,6 @@ def finish(
         values["native"] = native
     if native_id is not None:
         values |= _named(conn, lease, native_id)
-    if not program_alive:
-        values |= {"program": None, "progress": None, "frame": 0, "status": "idle"}
     written = _advance(conn, lease, turn, [*events, (Done(result), None)], values, now)
     conn.execute(update(turns).where(turns.c.id == turn).values(status="done", result=result_to_dict(result)))
     return written

@@ -36,7 +36,8 @@ hosts = Table(
     Column("machine", String, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("lock", String, nullable=False),
-    Column("heartbeat", Float, nullable=False),
+    Column("heartbeat", Float, nullable=False),  # the wall clock, for other machines
+    Column("uptime", Float, nullable=False),  # the machine's own clock, which nobody sets
 )
 
 # The lease of a session is (holder, epoch, busy): a turn runs while busy; between turns the next one to claim it may

@@ -17,7 +17,7 @@ A step is an object; its first key says what is done:
     say cwd/env/argv/memory/rules/images | output VALUE (structured) | compaction [before, after]
     tool NAME (input, output, is_error) | shell "command" | write PATH (content) | read PATH | delete PATH
     approve TOOL (input) | steered true (waits for a steer) | mcp NAME (arguments) | subagent [steps] (id)
-    model "prompt" (stream: false) | error CODE (message, retryable)
+    model "prompt" (stream: false, memory: true tells it all earlier prompts) | error CODE (message, retryable)
     raw "text" or base64 "..." (slow: one byte per write, S seconds apart; newline: false) | stderr N or "text"
     spawn plain/setsid (pidfile, seconds, stubborn: ignores SIGTERM) | close stdout/stdin | deaf true (reads no more)
     exit CODE | kill SIGNAL
@@ -261,9 +261,10 @@ class Player:
     def do_model(self, value: str, step: Step) -> None:
         self.emit("step")
         stream, before = step.get("stream", True), len(self.said)
+        prompt = "\n".join([*self.memory, value]) if step.get("memory") else value
         for attempt in range(3):
             try:
-                for delta in self._call_model(value, stream):
+                for delta in self._call_model(prompt, stream):
                     self.say(delta)
                     self.inbox.wait(0)
                 return

@@ -43,8 +43,7 @@ class ToolServer:
         loop: Callable[[], asyncio.AbstractEventLoop | None],
         on_failure: Callable[[CallbackFailed], None],
     ) -> None:
-        self._tools = {tool.name: tool for tool in tools}
-        self.digest = digest(self._tools.values())
+        self.offer(tools)
         self._timeout = timeout
         self._loop = loop
         self._on_failure = on_failure
@@ -52,6 +51,11 @@ class ToolServer:
         self._manager: StreamableHTTPSessionManager | None = None
         self._run: asyncio.Task[None] | None = None
         self._answers: set[asyncio.Task[None]] = set()
+
+    def offer(self, tools: Iterable[HostTool]) -> None:
+        """Offer these from now on; calls under way go on. ``digest`` changes when a program would have to be told."""
+        self._tools = {tool.name: tool for tool in tools}
+        self.digest = digest(self._tools.values())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":  # nothing is ever said unasked, and there is no session to end

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> NoReturn:
-    """``argv``: the mark, the guard to use ("" for the best), the descriptor of the model address or -1. The
-    configuration, with the token, comes on stdin; the answer, one JSON line, goes to stdout."""
-    mark, only, model_fd = argv[0], argv[1] or None, int(argv[2])
+    """``argv``: the mark, the guard to use ("" for the best), the descriptor of the model address or -1, the folder;
+    mark and folder say to whoever lists processes whose keeper this is. The configuration, with the token, comes on
+    stdin; the answer, one JSON line, goes to stdout."""
+    mark, only, model_fd, folder = argv[0], argv[1] or None, int(argv[2]), argv[3]
     _close_all_but({0, 1, 2, model_fd})
     if os.fork():
         os._exit(0)  # the keeper is nobody's child, and leads no session that could get a terminal
     try:
-        _keep(mark, only, model_fd)
+        _keep(mark, only, model_fd, folder)
     except guard.StartFailed as failure:
         _answer({"error": failure.code, "step": failure.step})
     except OSError as error:
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> NoReturn:
     os._exit(1)
 
 
-def _keep(mark: str, only: str | None, model_fd: int) -> None:
+def _keep(mark: str, only: str | None, model_fd: int, folder: str) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
@@ -46,7 +47,7 @@ def _keep(mark: str, only: str | None, model_fd: int) -> None:
     loop = Loop()
     model = socket.socket(fileno=model_fd) if model_fd >= 0 else None
     try:
-        keeper = Keeper(loop, {**config, "mark": mark}, guarding, model)
+        keeper = Keeper(loop, {**config, "mark": mark, "dir": folder}, guarding, model)
     except BaseException:
         guarding.destroy(mark)
         _remove(config["socket"])
