@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,15 @@ from .endpoint import TOOLS_PATH, Route
 from .keeper import KeeperAddress, KeeperError, KeeperRefused, KeeperSpec
 from .program import Program
 from .progress import Progress, begun
-from .types.errors import HarnessError, HarnessInstallFailed, PathError, SandboxError, SessionLost
+from .types.errors import (
+    HarnessError,
+    HarnessInstallFailed,
+    LeaseLost,
+    PathError,
+    SandboxError,
+    SessionLost,
+    StateIncompatible,
+)
 from .types.runtime import LaunchContext, Runtime
 from .types.sandbox import Sandbox
 from .workspace import SessionDirs, native
@@ -151,6 +160,7 @@ async def launch(stored: Stored, place: Place) -> Launched:
     for folder in (dirs.home, dirs.tmp):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     native_id = await asyncio.to_thread(_restore, stored, place)
+    await asyncio.to_thread(shutil.rmtree, dirs.keepers, True)  # logs of programs that are over
     token = secrets.token_urlsafe(24)
     tool_token = secrets.token_urlsafe(24) if place.tools else None
     mark = secrets.token_hex(16)
@@ -190,7 +200,7 @@ async def launch(stored: Stored, place: Place) -> Launched:
             argv=sandbox.command(plan.argv, env, sandbox.workdir),
             env=env,
             cwd=sandbox.workdir,
-            dir=os.path.join(dirs.private, "keeper", mark[:12]),
+            dir=os.path.join(dirs.keepers, mark[:12]),
             mark=mark,
             park_ttl=place.park_ttl,
             orphan_ttl=place.orphan_ttl,

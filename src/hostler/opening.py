@@ -16,11 +16,12 @@ from sqlalchemy import Row
 from . import ladder
 from .host import Host, implicit_host
 from .host.live import LiveSession, route_of, stored_of
+from .rules import refuse_unbuilt, refuse_unheld
 from .runtimes import runtime_for
 from .sandbox import auto
-from .session import SessionCore, refuse_unbuilt
+from .session import SessionCore
 from .store import queries
-from .types.errors import CapabilityUnsupported, OptionsMismatch, SandboxError, SessionLost, StateIncompatible
+from .types.errors import OptionsMismatch, SandboxError, SessionLost, StateIncompatible
 from .types.options import Options
 from .types.runtime import AcpAgent, Harness, Runtime, acp_agent, check_harness
 from .types.sandbox import Sandbox
@@ -112,11 +113,11 @@ async def again(host: Host, row: Row[Any], options: Options, given: Mapping[str,
         await host.store.write(lambda conn: queries.change_rules(conn, row.id, rules, options.callables()))
     if (live := host.sessions.get(row.id)) is not None:
         live.renew(options, rules, tools)
-        return live
+        return host.keep(live)
     live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
     live.rules = rules
     live.resumed = await asyncio.to_thread(ladder.may_resume, stored_of(row), live.place())
-    host.keep(live)
+    live = host.keep(live)
     live.serve()  # a turn that a dead host left is brought to its Done
     return live
 
@@ -128,29 +129,6 @@ def _runtime_of(row: Row[Any]) -> Runtime:
     if _COMMAND in row.rules:
         return runtime_for(acp_agent(row.rules[_COMMAND]))
     return runtime_for(row.harness)
-
-
-def refuse_unheld(runtime: Runtime, options: Options) -> None:
-    """Refuse rules that this program cannot hold, before it starts."""
-    can = runtime.capabilities
-    wrong = None
-    if options.permissions not in can.permissions:
-        wrong = f"permissions={options.permissions!r} (it can hold: {', '.join(map(repr, can.permissions))})"
-    for name, given, able in (
-        ("on_approval", options.on_approval is not None, can.approvals),
-        ("tools", bool(options.tools), can.tools),
-        ("instructions", options.instructions is not None, can.instructions),
-        ("mcp_servers", bool(options.mcp_servers), can.mcp_servers),
-        ("disable_tools", bool(options.disable_tools), can.disable_tools),
-        ("allow", bool(options.allow), can.allow_deny),
-        ("deny", bool(options.deny), can.allow_deny),
-        ("effort", options.effort is not None, can.effort),
-        ("max_turns", options.max_turns is not None, can.max_turns),
-    ):
-        if given and not able:
-            wrong = wrong or name
-    if wrong:
-        raise CapabilityUnsupported(f"{runtime.name} cannot hold {wrong}. Leave it out, or choose another program.")
 
 
 async def _tools(options: Options) -> tuple[HostTool, ...]:

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from .host.errors import raise_for_setup
 from .host.journal import Follower
 from .host.live import Call, LiveSession
+from .rules import refuse_unbuilt, refuse_unheld
 from .store import queries
 from .types.errors import CapabilityUnsupported, SessionClosed
 from .types.events import Approval, Done, Record, TurnEvent, is_turn_event
@@ -82,8 +83,9 @@ class SessionCore:
             raise TypeError(f"The prompt must be a string, not {type(prompt).__name__}.")
         prompt.encode("utf-8", "strict")
         given = Options.of(options)
-        refuse_unbuilt(given, self._live)
         rules = {name: value for name, value in given.rules().items() if name in options}
+        refuse_unbuilt(given)
+        refuse_unheld(self._live.runtime, replace(given, tools=self._live.options.tools))
         for name in ("sandbox", "state_dir", "tools", "skills", "output"):
             if name in options:
                 raise CapabilityUnsupported(f"{name} belongs to the session and cannot be changed for one call.")
@@ -172,7 +174,7 @@ class SessionCore:
 
     def _leave(self, how: str) -> None:
         self._left = how
-        self._live.host.sessions.pop(self._live.id, None)
+        self._live.host.leave(self._live)
 
 
 class TurnSource:
@@ -223,13 +225,6 @@ def bind(live: LiveSession, approval: Approval) -> Approval:
         await portal.arun(on_engine())
 
     return replace(approval, answer=answer)
-
-
-def refuse_unbuilt(options: Options, live: LiveSession | None = None) -> None:
-    """Options that no program can be given yet."""
-    for name in ("skills", "output"):
-        if getattr(options, name):
-            raise CapabilityUnsupported(f"{name} cannot be given to any program yet.")
 
 
 def _history(live: LiveSession, native_id: str, manifest: Mapping[str, Any] | None) -> list[dict[str, Any]]:

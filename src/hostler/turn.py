@@ -129,6 +129,20 @@ async def run_turn(
     items += running.waiting
     running.waiting = []
     timers.after(bounds.timeout, lambda: running.put(Stop("timeout")))
+
+    def give_up() -> None:
+        program.put(_GIVE_UP)
+
+    def ask(approval: Approval) -> None:
+        timers.after(bounds.approval_ttl, _deny_later(running, approval.id, bounds.approval_ttl))
+        if on_approval is not None:
+            on_approval(approval)
+
+    # What a host before us left open: nobody else waits for it any more.
+    for approval in tuple(running.approvals.values()):
+        ask(approval)
+    if progress.stop is not None:
+        timers.after(_GRACE, give_up)
     try:
         while True:
             batch, items = items or await program.items(), []
@@ -142,7 +156,7 @@ async def run_turn(
                     if progress.stop is None:
                         progress = replace(progress, stop=item.reason)
                         events.append((CancelRequested(item.reason), None))
-                        timers.after(_GRACE, lambda: program.put(_GIVE_UP))
+                        timers.after(_GRACE, give_up)
                         items.append(Interrupt())
                     continue
                 elif item is _GIVE_UP:
@@ -174,9 +188,7 @@ async def run_turn(
                     running.approvals.pop(event.id, None)
                 elif isinstance(event, Approval):
                     running.approvals[event.id] = event
-                    timers.after(bounds.approval_ttl, _deny_later(running, event.id, bounds.approval_ttl))
-                    if on_approval is not None:
-                        on_approval(event)
+                    ask(event)
             await program.read_up_to(progress.frame)
             if (reason := _exceeded(running, progress, bounds)) is not None:
                 running.put(Stop(reason))

@@ -25,6 +25,9 @@ assert "CODEWORD-hay" not in asyncio.run(chat("1", "Who are you?"))
 asyncio.run(chat("2", "Remember CODEWORD-hay."))
 assert "CODEWORD-hay" in asyncio.run(chat("2", "What was it?"))
 assert KEY not in str(chats)
+with hostler.agent_session(Harness.CODEX, model="litellm_proxy/coder", tools=[bales]) as s:
+    r = s.run('@@{"tool": "bales", "namespace": "mcp__host", "args": {"feed": "straw"}}@@')
+    assert [e.output for e in r.events if isinstance(e, hostler.harness.ToolResult)] == ["12"]
 for raw in chats.values():
     hostler.agent_resume(State.loads(raw)).close()
 """

@@ -16,7 +16,7 @@ from sqlalchemy import Row
 from .. import keeper, ladder, portal
 from ..endpoint import Route, price, route_for
 from ..keeper import KeeperError
-from ..ladder import Launched, Place, Stored
+from ..ladder import Launched, OtherVersion, Place, Stored
 from ..program import Program
 from ..progress import Progress, advance
 from ..store import queries
@@ -41,6 +41,7 @@ from ..types.result import ErrorInfo, Usage
 from ..types.runtime import Answer, Ended, Frame, Prompt, Runtime, Steer
 from ..types.sandbox import Sandbox
 from ..workspace import SessionDirs, Watch, native
+from . import upkeep
 from .errors import error_code
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class LiveSession:
         self.sandbox = sandbox
         self.dirs = dirs
         self.options = options
+        self.handles = 0
         self.resumed: str | None = None
         self.native_id: str | None = row.native_id
         self.usage = Usage(**row.usage)
@@ -271,7 +273,7 @@ class LiveSession:
                     _masker(place),
                     self._approver(running, turn, call),
                 )
-        except (LeaseLost, StoreError):
+        except (LeaseLost, StoreError, OtherVersion):
             raise
         except HarnessError as error:
             outcome = Outcome(Ended("error", error=ErrorInfo(error_code(error), str(error))))
@@ -426,12 +428,12 @@ class LiveSession:
             events += [shown for event, parent in step.events for shown in masker.events(event, parent)]
             ended = ended or step.end
         events += masker.rest()
-        if ended is None:
+        if running.stop and (ended is None or ended.stop_reason != "done"):
+            ended = Ended(running.stop)
+        elif ended is None:
             ended = Ended(
-                running.stop or "error",
-                error=None
-                if running.stop
-                else ErrorInfo(
+                "error",
+                error=ErrorInfo(
                     "program_lost",
                     "The program and its keeper died in the middle of the turn, and so did the host that ran it. What the "
                     "program had said is in the journal; the next turn resumes from its own history.",
@@ -481,6 +483,7 @@ class LiveSession:
             tools=self._tools.digest if self._tools is not None else None,
             park_ttl=settings.park_ttl,
             orphan_ttl=settings.orphan_ttl,
+            spool_limit=settings.spool_limit,
         )
 
     def _open_route(self, token: str, tool_token: str | None, place: Place) -> None:
@@ -582,6 +585,8 @@ class LiveSession:
             await asyncio.gather(worker, return_exceptions=True)
             await self.host.store.write(lambda conn: queries.disown(conn, self.id, self.host.id), durable=True)
         await self._let_go()
+        with contextlib.suppress(HarnessError):  # this session is parked, whatever the others do
+            await upkeep.limit_parked(self.host)
 
     async def evict(self) -> None:
         """End the idle program to make room for another session's."""
@@ -628,13 +633,8 @@ class LiveSession:
         row = await self.host.store.read(lambda conn: queries.get_session(conn, self.id))
         if row.program:
             address = keeper.KeeperAddress.from_dict(row.program["address"])
-            try:
-                held = await keeper.attach(
-                    address, epoch=lease.epoch, holder=self.host.id, after=row.frame, upstream=None
-                )
-                await held.end()
-            except KeeperError:
-                await asyncio.to_thread(keeper.destroy, address)
+            with contextlib.suppress(KeeperError):  # a newer host has it by now
+                await keeper.end(address, epoch=lease.epoch, holder=self.host.id)
 
     async def _end_program(self) -> None:
         program, self._program = self._program, None

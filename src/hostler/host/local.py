@@ -96,8 +96,16 @@ class Host:
         return self.endpoint.socket_path
 
     def keep(self, live: LiveSession) -> LiveSession:
-        """Have the session in hand; the one that this process has already, if it came first."""
-        return self.sessions.setdefault(live.id, live)
+        """One more handle of a session in this process: the one that is in hand already, if it came first."""
+        live = self.sessions.setdefault(live.id, live)
+        live.handles += 1
+        return live
+
+    def leave(self, live: LiveSession) -> None:
+        """One handle less."""
+        live.handles -= 1
+        if live.handles <= 0 and self.sessions.get(live.id) is live:
+            del self.sessions[live.id]
 
     def is_dead(self, row: Row[Any]) -> bool:
         """Whether the host of this row may be replaced."""

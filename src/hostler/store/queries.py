@@ -54,6 +54,11 @@ def other_hosts(conn: Connection, host: str) -> Sequence[Row[Any]]:
     return conn.execute(select(hosts).where(hosts.c.id != host)).all()
 
 
+def forget_host(conn: Connection, host: str) -> None:
+    """Forget a host that is dead; what it holds and owes is anybody's without its row too."""
+    conn.execute(delete(hosts).where(hosts.c.id == host))
+
+
 # ---- sessions -------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +144,14 @@ def claim(conn: Connection, session: int, host: str, is_dead: IsDead) -> Lease |
     epoch = row.epoch if row.holder == host and row.epoch else row.epoch + 1
     conn.execute(update(sessions).where(sessions.c.id == session).values(holder=host, epoch=epoch, busy=True))
     return Lease(session, row.key, host, epoch)
+
+
+def claim_parked(conn: Connection, session: int, host: str, is_dead: IsDead, program: dict[str, Any]) -> Lease | None:
+    """Take the lease of a session that still has this program and no turn, accepted or running; else None."""
+    row = get_session(conn, session)
+    if row.program != program or row.busy or open_turns(conn, session):
+        return None
+    return claim(conn, session, host, is_dead)
 
 
 def release(conn: Connection, lease: Lease, status: str) -> None:
@@ -249,6 +262,11 @@ def next_turn(conn: Connection, session: int, host: str, is_dead: IsDead) -> tup
 def get_turn(conn: Connection, turn: str) -> Turn | None:
     row = conn.execute(select(turns).where(turns.c.id == turn)).first()
     return None if row is None else _turn(row, get_session(conn, row.session).key)
+
+
+def running_sessions(conn: Connection) -> set[int]:
+    """Sessions with a turn that has begun and has no `Done`."""
+    return set(conn.execute(select(turns.c.session).where(turns.c.status == "running")).scalars())
 
 
 def open_turns(conn: Connection, session: int) -> list[Turn]:

@@ -55,6 +55,11 @@ class SessionDirs:
         root = os.path.join(os.path.realpath(data_dir), "sessions", f"{slug}-{digest}")
         return cls(root, *(os.path.join(root, name) for name in _FOLDERS))
 
+    @property
+    def keepers(self) -> str:
+        """Holds a folder for the log of each keeper that the session has had."""
+        return os.path.join(self.private, "keeper")
+
     def make(self) -> None:
         """Make what is missing; only this user may enter."""
         for folder in (self.root, *(getattr(self, name) for name in _FOLDERS)):

@@ -1,0 +1,37 @@
+"""Which rules a program can hold; what it cannot is refused before it starts."""
+
+from __future__ import annotations
+
+from .types.errors import CapabilityUnsupported
+from .types.options import Options
+from .types.runtime import Runtime
+
+
+def refuse_unbuilt(options: Options) -> None:
+    """Raise CapabilityUnsupported for options that no program can be given yet."""
+    for name in ("skills", "output"):
+        if getattr(options, name):
+            raise CapabilityUnsupported(f"{name} cannot be given to any program yet.")
+
+
+def refuse_unheld(runtime: Runtime, options: Options) -> None:
+    """Raise CapabilityUnsupported, naming the first rule that this program cannot hold."""
+    can = runtime.capabilities
+    wrong = None
+    if options.permissions not in can.permissions:
+        wrong = f"permissions={options.permissions!r} (it can hold: {', '.join(map(repr, can.permissions))})"
+    for name, given, able in (
+        ("on_approval", options.on_approval is not None, can.approvals),
+        ("tools", bool(options.tools), can.tools),
+        ("instructions", options.instructions is not None, can.instructions),
+        ("mcp_servers", bool(options.mcp_servers), can.mcp_servers),
+        ("disable_tools", bool(options.disable_tools), can.disable_tools),
+        ("allow", bool(options.allow), can.allow_deny),
+        ("deny", bool(options.deny), can.allow_deny),
+        ("effort", options.effort is not None, can.effort),
+        ("max_turns", options.max_turns is not None, can.max_turns),
+    ):
+        if given and not able:
+            wrong = wrong or name
+    if wrong:
+        raise CapabilityUnsupported(f"{runtime.name} cannot hold {wrong}. Leave it out, or choose another program.")
