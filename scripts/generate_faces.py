@@ -23,6 +23,7 @@ from typing import Any, Unpack
 
 from . import portal
 from .follow import Follow
+from .profile import SessionInfo, SessionsCore
 from .session import SessionCore
 from .stream import Stream, open_stream
 from .types.events import Approval
@@ -72,13 +73,42 @@ TAIL = '''
         await self.aclose()
 '''
 
-BY_HAND = {"begin", "follow"}
+SESSIONS = '''
+
+class Sessions:
+    """The sessions of a host, by the app's keys."""
+
+    def __init__(self, core: SessionsCore) -> None:
+        self._core = core
+'''
+
+SESSIONS_TAIL = '''
+    def follow(self, id: str, after: int | None = None) -> Follow:
+        """Records of one session's journal with numbers above ``after`` (None: from now on), until ``close()``."""
+        return Follow(portal.engine().submit(self._core.follow(id, after)))
+
+    afollow = follow
+'''
+
+BY_HAND = {"begin", "follow", "core"}
 
 
 def generate() -> str:
-    module = ast.parse((SRC / "session.py").read_text())
-    core = next(n for n in module.body if isinstance(n, ast.ClassDef) and n.name == "SessionCore")
-    parts = [HEAD]
+    text = HEAD + _faces("session.py", "SessionCore") + TAIL
+    text += SESSIONS + _faces("profile.py", "SessionsCore") + SESSIONS_TAIL
+    return subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(TARGET), "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def _faces(file: str, name: str) -> str:
+    module = ast.parse((SRC / file).read_text())
+    core = next(n for n in module.body if isinstance(n, ast.ClassDef) and n.name == name)
+    parts = [""]
     for node in core.body:
         if isinstance(node, ast.FunctionDef) and any(
             isinstance(d, ast.Name) and d.id == "property" for d in node.decorator_list
@@ -89,12 +119,7 @@ def generate() -> str:
             )
         elif isinstance(node, ast.AsyncFunctionDef) and not node.name.startswith("_") and node.name not in BY_HAND:
             parts += [_face(node, sync=True), _face(node, sync=False)]
-    text = "\n".join(parts) + TAIL
-    for command in (["format", "--stdin-filename", str(TARGET), "-"],):
-        text = subprocess.run(
-            [sys.executable, "-m", "ruff", *command], input=text, capture_output=True, text=True, check=True
-        ).stdout
-    return text
+    return "\n".join(parts)
 
 
 def _doc(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:

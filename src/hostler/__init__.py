@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from .api import aagent_resume as aagent_resume
     from .api import aagent_session as aagent_session
     from .api import aagent_stream as aagent_stream
+    from .api import agenerate_harness as agenerate_harness
     from .api import agent as agent
     from .api import agent_capabilities as agent_capabilities
     from .api import agent_resume as agent_resume
     from .api import agent_session as agent_session
     from .api import agent_stream as agent_stream
+    from .api import astream_harness as astream_harness
+    from .api import generate_harness as generate_harness
+    from .api import stream_harness as stream_harness
     from .faces import Session as Session
     from .follow import Follow as Follow
     from .harness import CapabilityUnsupported as CapabilityUnsupported
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
     from .harness import StateIncompatible as StateIncompatible
     from .harness import StoreError as StoreError
     from .harness import acp_agent as acp_agent
+    from .profile import HarnessProfile as HarnessProfile
+    from .profile import create_harness as create_harness
+    from .profile import local_host as local_host
     from .stream import Stream as Stream
 
 __version__ = "0.1.0"
@@ -51,6 +58,10 @@ _HOMES = {
             "aagent_resume",
             "aagent_session",
             "aagent_stream",
+            "agenerate_harness",
+            "astream_harness",
+            "generate_harness",
+            "stream_harness",
             "agent",
             "agent_capabilities",
             "agent_resume",
@@ -60,6 +71,9 @@ _HOMES = {
         "api",
     ),
     "Session": "faces",
+    "HarnessProfile": "profile",
+    "create_harness": "profile",
+    "local_host": "profile",
     "Follow": "follow",
     "Stream": "stream",
     **dict.fromkeys(

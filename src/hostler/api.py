@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from . import portal
 from .faces import Session
 from .opening import open_session, resume_session
+from .profile import HarnessProfile, begin, prompt_of
 from .session import SessionCore, TurnSource
-from .stream import Stream
+from .stream import Stream, open_stream
 from .types.options import OptionsDict
 from .types.result import Result
 from .types.runtime import AcpAgent, Capabilities, Harness, check_harness
@@ -83,6 +84,84 @@ def agent_capabilities(harness: Harness | AcpAgent) -> Capabilities:
     from .runtimes import runtime_for
 
     return runtime_for(check_harness(harness)).capabilities
+
+
+def stream_harness(
+    *,
+    harness: HarnessProfile,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+    prompt: str | None = None,
+    session: str | None = None,
+    extra_body: Any = None,
+    run_id: str | None = None,
+    **overrides: Unpack[OptionsDict],
+) -> Stream:
+    """One turn of the session under the app's key ``session`` (made when there is none), as a `Stream`.
+
+    What to say is ``prompt``, or ``messages`` with one user message. ``extra_body`` (JSON) is the app's own context, on
+    the turn's first record. The same ``run_id`` again gives the recorded turn, or joins the running one; with other
+    content it raises OptionsMismatch. Without ``session`` the turn is in a session of its own, closed behind it.
+    """
+    text = prompt_of(messages, prompt)
+    loop = portal.caller_loop()
+    return open_stream(
+        lambda: begin(
+            harness,
+            prompt=text,
+            session=session,
+            extra_body=extra_body,
+            run_id=run_id,
+            loop=loop,
+            overrides=overrides,
+        )
+    )
+
+
+astream_harness = stream_harness
+
+
+def generate_harness(
+    *,
+    harness: HarnessProfile,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+    prompt: str | None = None,
+    session: str | None = None,
+    extra_body: Any = None,
+    run_id: str | None = None,
+    **overrides: Unpack[OptionsDict],
+) -> Result:
+    """`stream_harness` to its end: the Result."""
+    return stream_harness(
+        harness=harness,
+        messages=messages,
+        prompt=prompt,
+        session=session,
+        extra_body=extra_body,
+        run_id=run_id,
+        **overrides,
+    ).wait()
+
+
+async def agenerate_harness(
+    *,
+    harness: HarnessProfile,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+    prompt: str | None = None,
+    session: str | None = None,
+    extra_body: Any = None,
+    run_id: str | None = None,
+    **overrides: Unpack[OptionsDict],
+) -> Result:
+    """The async twin of `generate_harness`."""
+    return await stream_harness(
+        harness=harness,
+        messages=messages,
+        prompt=prompt,
+        session=session,
+        extra_body=extra_body,
+        run_id=run_id,
+        **overrides,
+    ).finished
 
 
 class Opening(Awaitable[Session]):

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from . import portal
 from .follow import Follow
+from .profile import SessionInfo, SessionsCore
 from .session import SessionCore
 from .stream import Stream, open_stream
 from .types.events import Approval
@@ -159,3 +160,67 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+class Sessions:
+    """The sessions of a host, by the app's keys."""
+
+    def __init__(self, core: SessionsCore) -> None:
+        self._core = core
+
+    def get_or_create(self, id: str, extra_body: Any = None) -> Session:
+        """The session under the app's key ``id`` (any text, 1 to 512 characters), made when there is none."""
+        return portal.run(self._core.get_or_create(id, extra_body))
+
+    async def aget_or_create(self, id: str, extra_body: Any = None) -> Session:
+        """The async twin of `get_or_create`."""
+        return await portal.arun(self._core.get_or_create(id, extra_body))
+
+    def get(self, id: str) -> Session:
+        """The session under this key. Raises SessionLost when there is none."""
+        return portal.run(self._core.get(id))
+
+    async def aget(self, id: str) -> Session:
+        """The async twin of `get`."""
+        return await portal.arun(self._core.get(id))
+
+    def list(self) -> tuple[SessionInfo, ...]:
+        """All sessions of the host, the last used first."""
+        return portal.run(self._core.list())
+
+    async def alist(self) -> tuple[SessionInfo, ...]:
+        """The async twin of `list`."""
+        return await portal.arun(self._core.list())
+
+    def status(self, id: str) -> SessionInfo:
+        """What the store says of one session; starts nothing. Raises SessionLost when there is none."""
+        return portal.run(self._core.status(id))
+
+    async def astatus(self, id: str) -> SessionInfo:
+        """The async twin of `status`."""
+        return await portal.arun(self._core.status(id))
+
+    def delete(self, id: str) -> None:
+        """End the session and erase all that belongs to it: records, workspace, artifacts, history.
+
+        Raises SessionLost when there is none, SessionBusy when another host runs a turn in it that does not end.
+        """
+        return portal.run(self._core.delete(id))
+
+    async def adelete(self, id: str) -> None:
+        """The async twin of `delete`."""
+        return await portal.arun(self._core.delete(id))
+
+    def cancel(self, id: str, turn: str | None = None) -> None:
+        """Ask for the end of one accepted turn, or of all; they get their `Done` wherever they run or wait."""
+        return portal.run(self._core.cancel(id, turn))
+
+    async def acancel(self, id: str, turn: str | None = None) -> None:
+        """The async twin of `cancel`."""
+        return await portal.arun(self._core.cancel(id, turn))
+
+    def follow(self, id: str, after: int | None = None) -> Follow:
+        """Records of one session's journal with numbers above ``after`` (None: from now on), until ``close()``."""
+        return Follow(portal.engine().submit(self._core.follow(id, after)))
+
+    afollow = follow

@@ -75,9 +75,16 @@ class SessionCore:
         return replace(done.result, events=tuple(events))
 
     async def begin(
-        self, prompt: str, *, loop: asyncio.AbstractEventLoop | None, **options: Unpack[OptionsDict]
+        self,
+        prompt: str,
+        *,
+        loop: asyncio.AbstractEventLoop | None,
+        extra_body: Any = None,
+        turn_id: str | None = None,
+        **options: Unpack[OptionsDict],
     ) -> TurnSource:
-        """Accept one turn; its events are read from what this returns."""
+        """Accept one turn; its events are read from what this returns. A ``turn_id`` that was accepted before joins
+        that turn."""
         self._check_open()
         if not isinstance(prompt, str):
             raise TypeError(f"The prompt must be a string, not {type(prompt).__name__}.")
@@ -98,7 +105,9 @@ class SessionCore:
         else:
             if on_busy == "interrupt":
                 await self._live.stop_turn(None, "interrupted")
-            found = await self._live.accept(prompt, rules, call, reject_busy=on_busy == "reject", extra_body=None)
+            found = await self._live.accept(
+                prompt, rules, call, reject_busy=on_busy == "reject", extra_body=extra_body, turn_id=turn_id
+            )
         return TurnSource(self._live, found.id, found.first, cancel_on_leave=self.ephemeral)
 
     async def follow(self, after: int | None = None) -> Follower:

@@ -65,6 +65,7 @@ def test_a_session_goes_on_from_its_state_file(env: dict[str, str], tmp_path: Pa
     [
         (["claud", "hi"], "Did you mean claude_code?"),
         (["claude_code", ""], "prompt is empty"),
+        (["claude_code", "\udcff"], "not UTF-8 text"),
         (["claude_code", "hi"], "No model was given"),
         (["claude_code", "hi", "--permissions", "all", *MODEL], "permissions must be"),
         (["claude_code", "hi", "--timeout", "-1", *MODEL], "timeout must be a positive number"),
@@ -254,6 +255,16 @@ def test_demo(harness: str) -> None:
     assert "resumed: attached" in done.stdout
     assert "remembered" in done.stdout
     assert "cost unknown" not in done.stdout
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
+def test_closed_standard_streams_are_no_reason_to_fail(env: dict[str, str], closed: str) -> None:
+    line = f'exec "$0" -m hostler.cli run claude_code hi --model litellm_proxy/m {closed}'
+    done = subprocess.run(["sh", "-c", line, sys.executable], env=env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert (done.stdout == b"") == (closed == ">&-")
+    assert (done.stderr == b"") == (closed == "2>&-")
 
 
 def test_help_does_not_load_the_engine() -> None:

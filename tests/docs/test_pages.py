@@ -30,3 +30,10 @@ def test_the_table_has_the_variables_that_are_read() -> None:
     read = set(re.findall(r'"(HOSTLER_[A-Z_]+)"', source))
     table = (ROOT / "README.md").read_text().split("## Environment variables")[1]
     assert set(re.findall(r"`(HOSTLER_[A-Z_]+)`", table)) == read
+
+
+def test_the_page_of_the_house_names_every_room() -> None:
+    """Those that are promised to callers (`harness`, `sandbox`) and to testers are described elsewhere."""
+    house = (ROOT / "docs" / "architecture.md").read_text().split("## The rooms")[1].split("\n## ")[0]
+    rooms = {p.stem for p in (ROOT / "src" / "hostler").iterdir() if p.suffix in ("", ".py") and p.name[0] not in "_."}
+    assert rooms - {"harness", "sandbox", "testing"} <= set(re.findall(r"`([a-z]+)[`/]", house))

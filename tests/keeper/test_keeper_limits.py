@@ -25,7 +25,11 @@ sys.stdin.read()
 
 
 def kept(folder: str) -> int:
-    return sum(path.stat().st_size for path in Path(folder, "spool").glob("*"))
+    total = 0
+    for path in Path(folder, "spool").glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # acknowledged meanwhile
+            total += path.stat().st_size
+    return total
 
 
 def test_fifty_megabytes_with_nobody_there(tmp_path: Path, keep: Starter) -> None:

@@ -29,12 +29,19 @@ def test_it_is_the_runtime_of_its_name() -> None:
 def test_secrets_are_in_no_argument_and_no_file() -> None:
     launch = RUNTIME.launch(context(tool_url="http://tools.invalid/mcp", tool_token="a-tool-token", instructions="Be."))
     assert launch.argv == ("agent", "app-server")
-    assert launch.env == {
+    assert {**launch.env, "CODEX_SQLITE_HOME": ""} == {
         "CODEX_HOME": "/home/agent/.codex",
+        "CODEX_SQLITE_HOME": "",
         "HOSTLER_MODEL_KEY": "a-token",
         "HOSTLER_TOOL_KEY": "a-tool-token",
     }
     assert not any("a-token" in text or "a-tool-token" in text for text in launch.files.values())
+
+
+def test_a_home_in_another_place_has_an_index_of_its_own() -> None:
+    places = [RUNTIME.launch(context(home=home)).env["CODEX_SQLITE_HOME"] for home in ("/a", "/b", "/a")]
+    assert places[0] == places[2] != places[1]
+    assert places[0].startswith("/a/.codex/")
 
 
 def test_the_configuration() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import shutil
 import socket
 import time
@@ -35,7 +36,7 @@ from hostler.types.runtime import (
 )
 
 try:
-    PROGRAM = RUNTIME.find({}, shutil.which)
+    PROGRAM = RUNTIME.find({"program": os.environ.get("CODEX_BIN")}, shutil.which)  # to try another version
 except HarnessInstallFailed:
     PROGRAM = ()
 

@@ -437,6 +437,40 @@ def test_a_damaged_database_is_restored(home: Home, database: sqlite3.Connection
     assert len(rows(path)) == 50
 
 
+def test_an_older_database_is_restored(home: Home, database: sqlite3.Connection) -> None:
+    """Its date and its size say nothing: it is what a backup puts back."""
+    database.execute("insert into m values ('one')")
+    database.commit()
+    database.execute("pragma wal_checkpoint(truncate)")
+    path = home.path / "share" / "app.db"
+    older = path.read_bytes()
+    database.execute("insert into m values ('two')")
+    database.commit()
+    database.close()
+    home.save((DB,))
+    assert len(older) == path.stat().st_size
+    path.write_bytes(older)
+    assert home.check((DB,)) == "damaged"
+    home.restore()
+    assert rows(path) == ["one", "two"]
+    newer = sqlite3.connect(path)
+    newer.execute("insert into m values ('three')")
+    newer.commit()
+    newer.close()
+    assert home.check((DB,)) == "ok"
+
+
+@pytest.mark.parametrize("kind", [LOG, DB], ids=lambda file: file.kind)
+def test_a_damaged_copy_is_nothing_to_go_on_from(home: Home, database: sqlite3.Connection, kind: NativeFile) -> None:
+    home.append({"n": 1})
+    database.close()
+    manifest = home.save((kind,))
+    assert native.restorable(str(home.saved), manifest)
+    (copy,) = home.saved.iterdir()
+    copy.write_bytes(b"\0" * copy.stat().st_size)
+    assert not native.restorable(str(home.saved), manifest)
+
+
 def test_copies_that_nothing_names_go_after_a_while(home: Home) -> None:
     home.append({"n": 1})
     home.save()

@@ -1,7 +1,8 @@
-"""The command line: run, doctor, demo."""
+"""The command line: run, ps, kill, gc, doctor, demo."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -59,6 +60,39 @@ def run_(
     raise typer.Exit(guarded(lambda: run_command(job)))
 
 
+@app.command("ps")
+def ps_() -> None:
+    """List the agent programs that live for the state dir, with the pid of their keeper.
+
+    State: running (a turn with its app), orphaned (a turn whose app is gone), idle (an app holds it), parked (nobody
+    does). Memory is that of all its processes.
+    """
+    from .ps import ps_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(ps_command))
+
+
+@app.command("kill")
+def kill_(key: Annotated[str, typer.Argument(help="The session, as `hostler ps` names it.")]) -> None:
+    """End the turn and the program of a session, whichever app has them. The session can be resumed."""
+    from .ps import kill_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(lambda: kill_command(key)))
+
+
+@app.command("gc")
+def gc_(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+) -> None:
+    """Remove what nobody owns: programs of deleted sessions, processes, sockets and folders of dead apps."""
+    from .ps import gc_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(lambda: gc_command(dry_run)))
+
+
 @app.command("doctor")
 def doctor_() -> None:
     """Say which programs, sandboxes and gateways work here, and how to get the others."""
@@ -82,6 +116,9 @@ def demo_(
 
 def main() -> None:
     """Entry point of the ``hostler`` command."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us; the next file would get its number
+            setattr(sys, name, open(os.devnull, mode))
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets a question mark, not a traceback.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]

@@ -41,9 +41,7 @@ class Job:
 
 def run_command(job: Job) -> int:
     """One turn in a new or resumed session; its exit code."""
-    prompt = sys.stdin.read() if job.prompt == "-" else job.prompt
-    if not prompt.strip():
-        raise ValueError("The prompt is empty.")
+    prompt = _prompt(job)
     keep = Path(kept) if (kept := job.state or job.resume) else None
     with _open(job) as session:
         if keep is not None:
@@ -55,6 +53,17 @@ def run_command(job: Job) -> int:
     if done.result.stop_reason == "done":
         return 0
     return 128 + signals.got if signals.got else FAILED
+
+
+def _prompt(job: Job) -> str:
+    try:
+        prompt = sys.stdin.read() if job.prompt == "-" else job.prompt
+        prompt.encode()
+    except UnicodeError:
+        raise ValueError("The prompt is not UTF-8 text.") from None
+    if not prompt.strip():
+        raise ValueError("The prompt is empty.")
+    return prompt
 
 
 def _open(job: Job) -> Session:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Literal, cast
 from urllib.parse import urlsplit
 
@@ -23,23 +24,37 @@ class _Provider:
     home: str
     base_variable: str
     key_variable: str
+    common: WireName  # what every upstream of its kind speaks: translations ask in it
 
 
-_ANTHROPIC = _Provider("anthropic", "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
-_OPENAI = _Provider("openai", "https://api.openai.com", "OPENAI_BASE_URL", "OPENAI_API_KEY")
+_ANTHROPIC = _Provider("anthropic", "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "anthropic")
+_OPENAI = _Provider("openai", "https://api.openai.com", "OPENAI_BASE_URL", "OPENAI_API_KEY", "chat")
 _PROVIDERS: Mapping[WireName, _Provider] = {"anthropic": _ANTHROPIC, "responses": _OPENAI, "chat": _OPENAI}
+_BY_NAME: Mapping[str, _Provider] = {provider.name: provider for provider in (_ANTHROPIC, _OPENAI)}
 
 
 @dataclass(frozen=True)
 class Route:
     """Where the model calls of a session go. ``base`` may or may not end in ``/v1``; ``model`` is the name to ask
-    for upstream; ``wire`` is what the upstream speaks; ``gateway`` says that it is a LiteLLM gateway."""
+    for upstream; ``wire`` is what the upstream speaks; ``gateway`` says that it is a LiteLLM gateway; ``program`` is
+    the wire that the program speaks when it is another one, so that its calls are translated."""
 
     base: str
     key: str | None = field(repr=False)
     model: str
     wire: WireName
     gateway: bool
+    program: WireName | None = None
+
+    @property
+    def asked(self) -> WireName:
+        """The wire in which the program asks."""
+        return self.program or self.wire
+
+    @property
+    def upstream(self) -> Route:
+        """The same route for who speaks the upstream's wire."""
+        return replace(self, program=None)
 
     @property
     def host(self) -> str:
@@ -69,27 +84,43 @@ class Route:
         return headers
 
 
+def can_translate() -> bool:
+    """Whether the ``litellm`` extra is installed."""
+    return find_spec("litellm") is not None
+
+
 def route_for(
-    model: str | None, *, wire: str, api_base: str | None, api_key: str | None, environ: Mapping[str, str]
+    model: str | None,
+    *,
+    wire: str,
+    api_base: str | None,
+    api_key: str | None,
+    environ: Mapping[str, str],
+    translates: Callable[[], bool] = can_translate,
 ) -> Route:
     """The route of ``model`` for a program that speaks ``wire``.
 
-    ``litellm_proxy/<group>`` goes to the gateway at ``api_base`` or ``LITELLM_PROXY_API_BASE``, every other name to
-    the provider of the wire. Raises OptionsMismatch for what is missing, CapabilityUnsupported when the model's
-    provider does not speak the wire.
+    ``litellm_proxy/<group>`` goes to the gateway at ``api_base`` or ``LITELLM_PROXY_API_BASE``, a name behind
+    ``anthropic/`` or ``openai/`` to that provider, every other one to the provider of the wire. Raises OptionsMismatch
+    for what is missing, CapabilityUnsupported when the model's provider does not speak the wire and nothing here
+    ``translates``.
     """
     if not model:
         raise OptionsMismatch("No model was given. Pass model=, for example model='litellm_proxy/<group>'.")
     if wire not in _PROVIDERS:
         raise CapabilityUnsupported(f"This program speaks the model wire {wire!r}, which hostler does not forward yet.")
     wire = cast(WireName, wire)
+    upstream, program = wire, None
     if model.startswith(GATEWAY_PREFIX):
         name = model.removeprefix(GATEWAY_PREFIX)
         base = api_base or environ.get("LITELLM_PROXY_API_BASE")
         base_names, key_variable = "api_base= or set LITELLM_PROXY_API_BASE", "LITELLM_PROXY_API_KEY"
     else:
-        provider = _PROVIDERS[wire]
-        name = _own_name(model, provider)
+        name, provider = _provider_of(model, _PROVIDERS[wire])
+        if provider is not _PROVIDERS[wire]:
+            if not translates():
+                raise _not_translated(model, provider, _PROVIDERS[wire])
+            upstream, program = provider.common, wire
         base = api_base or environ.get(provider.base_variable) or provider.home
         base_names, key_variable = f"api_base= or set {provider.base_variable}", provider.key_variable
     if not name:
@@ -101,20 +132,22 @@ def route_for(
         raise OptionsMismatch(f"model={model!r} needs a key: pass api_key= or set {key_variable}.")
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise OptionsMismatch(f"The key (api_key= or {key_variable}) holds characters that no key has.")
-    return Route(_checked(base.strip(), base_names), key, name, wire, model.startswith(GATEWAY_PREFIX))
+    gateway = model.startswith(GATEWAY_PREFIX)
+    return Route(_checked(base.strip(), base_names), key, name, upstream, gateway, program)
 
 
-def _own_name(model: str, provider: _Provider) -> str:
+def _provider_of(model: str, of_wire: _Provider) -> tuple[str, _Provider]:
+    """The model's name at its provider, and that provider."""
     prefix, slash, rest = model.partition("/")
-    if not slash or prefix not in (_ANTHROPIC.name, _OPENAI.name):
-        return model
-    if prefix == provider.name:
-        return rest
-    raise CapabilityUnsupported(
-        f"model={model!r} belongs to {prefix}, but this program speaks the wire of {provider.name}. Route it through a "
-        f"LiteLLM gateway (model='{GATEWAY_PREFIX}<group>'), or translate in this process: pip install "
-        f"'hostler[litellm]' (not available yet). For an upstream of the {provider.name} kind that has a model "
-        f"of this very name, write model='{provider.name}/{model}'."
+    return (rest, _BY_NAME[prefix]) if slash and prefix in _BY_NAME else (model, of_wire)
+
+
+def _not_translated(model: str, provider: _Provider, of_wire: _Provider) -> CapabilityUnsupported:
+    return CapabilityUnsupported(
+        f"model={model!r} belongs to {provider.name}, but this program speaks the wire of {of_wire.name}. To translate "
+        f'in this process: pip install "hostler[litellm]". Or route it through a LiteLLM gateway '
+        f"(model='{GATEWAY_PREFIX}<group>'). For an upstream of the {of_wire.name} kind that has a model of this very "
+        f"name, write model='{of_wire.name}/{model}'."
     )
 
 

@@ -120,17 +120,25 @@ class LiveSession:
         self.host.spawn(tell())
 
     async def accept(
-        self, prompt: str, rules: dict[str, Any], call: Call, *, reject_busy: bool, extra_body: Any
+        self,
+        prompt: str,
+        rules: dict[str, Any],
+        call: Call,
+        *,
+        reject_busy: bool,
+        extra_body: Any,
+        turn_id: str | None = None,
     ) -> StoredTurn:
-        """Put a prompt into the inbox; it is safe when this returns."""
+        """Put a prompt into the inbox; it is safe when this returns. With the id of an accepted turn: that turn."""
         place = self._place({**self.rules, **rules}, call)  # refuse what cannot be held before anything is stored
         if place.rules["max_cost"] is not None and not await price.known(place.route):
             raise CapabilityUnsupported(
                 f"max_cost needs a price, and none is known for the model {place.route.model!r}. Leave max_cost out, or use "
                 "a model that the gateway or the price list knows."
             )
-        id = self.host.new_id("turn")
-        self._calls[id] = call
+        id = turn_id or self.host.new_id("turn")
+        joins = id in self._calls
+        self._calls.setdefault(id, call)
         self._accepting += 1
         try:
             turn, lease, records = await self.host.store.write(
@@ -148,11 +156,14 @@ class LiveSession:
                 durable=True,
             )
         except BaseException:
-            self._calls.pop(id, None)
+            if not joins:
+                self._calls.pop(id, None)
             self._nudge.set()
             raise
         finally:
             self._accepting -= 1
+        if not records and not joins:
+            self._calls.pop(id, None)  # done already, or another process's to run
         self.host.journal.publish(self.id, records)
         if (on_event := call.on_event or self.options.on_event) is not None:
             self.listen(on_event, turn, call.loop)

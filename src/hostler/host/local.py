@@ -20,7 +20,7 @@ from ..store.queries import Lease
 from ..turn import Stop
 from ..types.errors import HarnessError
 from ..workspace import prepare
-from .identity import BEAT_EVERY, HostLock, is_dead, machine_id, uptime
+from .identity import BEAT_EVERY, HostLock, become_unreadable, is_dead, machine_id, uptime
 from .journal import Journal
 from .live import LiveSession
 from .settings import Settings, state_dir
@@ -50,6 +50,8 @@ class Host:
     @classmethod
     async def open(cls, data_dir: str) -> Host:
         """Open or make the data dir. Raises StoreError when it cannot be used."""
+        if Settings.read().nondumpable:
+            become_unreadable()
         data_dir = await asyncio.to_thread(prepare, data_dir)
         store = await asyncio.to_thread(Store.open, os.path.join(data_dir, "store.db"))
         host = cls(data_dir, store, HostLock(os.path.join(data_dir, "hosts")))

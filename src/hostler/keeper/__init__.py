@@ -1,7 +1,7 @@
 """The keeper: a small process that owns one agent program, so that the app need not live as long as the program."""
 
 from .address import Hello, KeeperAddress, KeeperSpec
-from .census import Found, age, dismiss, leftovers, running, size
+from .census import Found, age, dismiss, remains, running, size
 from .client import Held, attach, attached, end
 from .errors import KeeperError, KeeperGone, KeeperRefused, KeeperReplaced, ProgramNotStarted
 from .frames import read_spool
@@ -27,8 +27,8 @@ __all__ = [
     "destroy",
     "dismiss",
     "end",
-    "leftovers",
     "read_spool",
+    "remains",
     "running",
     "runtime_dir",
     "size",

@@ -47,7 +47,7 @@ def dismiss(keeper: Found) -> None:
     sweep(keeper.mark)
 
 
-def leftovers(mark: str) -> int:
+def remains(mark: str) -> int:
     """How many processes carry the mark of a keeper that is dead."""
     return len(tree.marked(mark))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
-from ..types.errors import LeaseLost, SessionBusy, SessionLost
+from ..types.errors import LeaseLost, OptionsMismatch, SessionBusy, SessionLost
 from ..types.events import Accepted, Done, Event, Record, event_from_dict, event_to_dict, result_to_dict
 from ..types.result import Result, Usage
 from .schema import hosts, records, sessions, turns
@@ -224,6 +224,10 @@ def accept(
 ) -> tuple[Turn, Lease | None, list[Record]]:
     """Put an input into the inbox; when nothing is before it and the lease is free, it is claimed in the same step."""
     row = get_session(conn, session)
+    if (known := get_turn(conn, turn)) is not None:  # the same run_id again
+        if known.session != session or known.input != input:
+            raise OptionsMismatch(f"This run_id was used for something else in session {known.key!r}.")
+        return known, None, []
     waiting = conn.execute(
         select(func.count()).select_from(turns).where(turns.c.session == session, turns.c.status.in_(OPEN))
     ).scalar_one()
@@ -275,6 +279,16 @@ def open_turns(conn: Connection, session: int) -> list[Turn]:
     ).all()
     key = get_session(conn, session).key
     return [_turn(row, key) for row in rows]
+
+
+def all_open_turns(conn: Connection) -> dict[int, list[tuple[str, str]]]:
+    """Of every session that has some: its accepted turns, (id, status), in order."""
+    found: dict[int, list[tuple[str, str]]] = {}
+    for row in conn.execute(
+        select(turns.c.session, turns.c.id, turns.c.status).where(turns.c.status.in_(OPEN)).order_by(turns.c.position)
+    ):
+        found.setdefault(row.session, []).append((row.id, row.status))
+    return found
 
 
 def request_stop(conn: Connection, session: int, turn: str | None, reason: str) -> list[str]:

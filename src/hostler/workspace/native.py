@@ -98,6 +98,7 @@ def _save_one(
         target = os.path.join(target_dir, blob)
         if kind == "sqlite":
             sqlite.copy(root, path, target)
+            item["rows"] = sqlite.rows(target)
         else:
             with open(target, "xb", opener=_private) as file:
                 file.writelines(content)
@@ -156,7 +157,7 @@ def check(home: str, files: Iterable[NativeFile], native_id: str, manifest: Mapp
     root = Root(home)
     known = (manifest or {}).get("files", ())
     if known:
-        found = [_status(root, item["path"], item["kind"], item["bytes"]) for item in known]
+        found = [_status(root, item["path"], item["kind"], _least(item)) for item in known]
         # Files of an unfinished turn are not in the manifest yet; torn lines in them are repaired all the same.
         for path in _find(root, files, native_id).items() - {(item["path"], item["kind"]) for item in known}:
             _status(root, *path, 0)
@@ -182,9 +183,9 @@ def read(
 
 
 def restorable(target_dir: str, manifest: Mapping[str, Any] | None) -> bool:
-    """Whether the saved copies that the manifest names are there."""
+    """Whether the saved copies that the manifest names are there and sound."""
     files = (manifest or {}).get("files", ())
-    return bool(files) and all(_blob_size(target_dir, item) >= item["bytes"] for item in files)
+    return bool(files) and all(_is_sound_copy(target_dir, item) for item in files)
 
 
 def restore(target_dir: str, home: str, manifest: Mapping[str, Any]) -> None:
@@ -192,7 +193,7 @@ def restore(target_dir: str, home: str, manifest: Mapping[str, Any]) -> None:
     root = Root(home)
     for item in manifest["files"]:
         path = item["path"]
-        if _status(root, path, item["kind"], item["bytes"]) == "ok":
+        if _status(root, path, item["kind"], _least(item)) == "ok":
             continue
         if _blob_size(target_dir, item) < item["bytes"]:
             raise SessionLost(f"The saved copy of {path} is missing or cut short; the conversation cannot be put back.")
@@ -205,6 +206,11 @@ def restore(target_dir: str, home: str, manifest: Mapping[str, Any]) -> None:
                     root.remove(companion)
 
 
+def _least(item: Mapping[str, Any]) -> int:
+    """What a file in home must have to be no older than its copy: rows of a database, bytes of anything else."""
+    return int(item.get("rows", 0) if item["kind"] == "sqlite" else item["bytes"])
+
+
 def _status(root: Root, path: str, kind: str, least: int) -> Status:
     try:
         with root.open_read(path) as file:
@@ -212,7 +218,7 @@ def _status(root: Root, path: str, kind: str, least: int) -> Status:
             if kind == "jsonl":
                 size = _repaired(root, path, file, size, least)
             elif kind == "sqlite":
-                return "ok" if _is_database(root, path, size) else "damaged"
+                return "ok" if _is_database(root, path, size, least) else "damaged"
             else:
                 return "ok" if size or not least else "damaged"
     except FileNotFoundError:
@@ -234,7 +240,7 @@ def _repaired(root: Root, path: str, file: BinaryIO, size: int, least: int) -> i
     return good
 
 
-def _is_database(root: Root, path: str, size: int) -> bool:
+def _is_database(root: Root, path: str, size: int, least_rows: int) -> bool:
     if size > _MAX_CHECKED_DB:
         return True
     with tempfile.TemporaryDirectory(prefix="hostler-") as folder:
@@ -242,7 +248,7 @@ def _is_database(root: Root, path: str, size: int) -> bool:
             sqlite.copy(root, path, os.path.join(folder, "copy"))
         except sqlite.NotCopied:
             return False
-    return True
+        return sqlite.rows(os.path.join(folder, "copy")) >= least_rows
 
 
 def _clear_way(root: Root, path: str) -> None:
@@ -298,6 +304,17 @@ def _matching(root: Root, names: list[str], folder: str, budget: list[int], dept
 
 
 # ---- the copies ------------------------------------------------------------------------------------------------------
+
+
+def _is_sound_copy(target_dir: str, item: Mapping[str, Any]) -> bool:
+    if _blob_size(target_dir, item) < item["bytes"]:
+        return False
+    if item["kind"] == "sqlite":
+        return _is_database(Root(target_dir), item["blob"], item["bytes"], _least(item))
+    if item["kind"] == "jsonl":
+        with open(os.path.join(target_dir, item["blob"]), "rb", opener=_no_link) as copy:
+            return jsonl.is_sound(copy, 0, item["bytes"])
+    return True
 
 
 def _blob_size(target_dir: str, item: Mapping[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,7 +47,7 @@ def launch(ctx: LaunchContext) -> Launch:
     if _below(home, ctx.tmp):
         # Codex refuses to make its sandbox helper there; every sandboxed command would then fail without a word.
         raise CapabilityUnsupported(f"Codex cannot keep its home {home} below its temporary directory {ctx.tmp}.")
-    env = {"CODEX_HOME": home, MODEL_KEY: ctx.token}
+    env = {"CODEX_HOME": home, "CODEX_SQLITE_HOME": _index(home), MODEL_KEY: ctx.token}
     if ctx.tool_token:
         env[TOOL_KEY] = ctx.tool_token
     files = {
@@ -162,6 +163,12 @@ def _value(value: Any) -> str:
     if value is None:
         raise TypeError("TOML has no null: leave the key out.")
     return json.dumps(value)
+
+
+def _index(home: str) -> str:
+    """Where Codex keeps what it can find again in its rollout files. It notes their absolute paths there: in a home that
+    was moved or copied it would go on with, and write to, the files of the old place. So each place has its own."""
+    return f"{home}/index-{hashlib.sha256(home.encode()).hexdigest()[:12]}"
 
 
 def _below(path: str, folder: str) -> bool:

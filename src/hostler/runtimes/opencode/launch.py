@@ -79,7 +79,10 @@ def config(ctx: LaunchContext) -> dict[str, Any]:
     instructions = [f"{ctx.workdir}/AGENTS.md", f"{ctx.workdir}/CLAUDE.md"]
     if ctx.instructions:
         instructions.append(_instructions(ctx))
+    # Formatters and language servers come out of the project and run without being asked for.
+    quiet = {} if ctx.permissions == "full" else {"formatter": False, "lsp": False}
     return {
+        **quiet,
         "autoupdate": False,
         "share": "disabled",
         "snapshot": False,

@@ -1,0 +1,184 @@
+"""What nobody owns any more, found and removed: keepers, processes, sockets, rows of hosts, folders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row
+
+from .. import keeper
+from ..keeper import KeeperAddress
+from ..store import Store, queries
+from ..workspace import SessionDirs
+from .identity import lock_is_free, machine_id
+
+_YOUNG = 60.0  # s: what is younger may be in the making
+_ENDPOINT = "endpoint.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """One thing that nobody owns: what it is, and how to remove it."""
+
+    what: str
+    remove: Callable[[], Awaitable[object]]
+
+
+async def unowned(data_dir: str, store: Store | None) -> list[Leftover]:
+    """What may be removed, of this data dir and of this user's hostlers on this machine. Nothing is changed yet.
+
+    ``store`` is None where there is none: then the data dir holds no sessions."""
+    keepers = keeper.running()  # before the rows are read: what starts in between is not seen
+    found = [*_keepers_without_a_folder(keepers), *_sockets(), *_endpoint_dirs()]
+    if store is not None:
+        sessions = await store.read(queries.list_sessions)
+        hosts = await store.read(lambda conn: queries.other_hosts(conn, ""))
+        found += _keepers_without_a_session(keepers, sessions, data_dir)
+        found += _processes_of_dead_keepers(sessions)
+        found += _logs(sessions, data_dir, keepers)
+        found += _dead_hosts(hosts, store)
+        found += _locks(hosts, data_dir)
+        found += _folders(sessions, data_dir)
+    return found
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+def _keepers_without_a_folder(keepers: Sequence[keeper.Found]) -> Iterator[Leftover]:
+    for found in keepers:
+        if not os.path.exists(found.dir):
+            yield _dismissal(found, f"its folder {found.dir} was deleted")
+
+
+def _keepers_without_a_session(
+    keepers: Sequence[keeper.Found], sessions: Sequence[Row[Any]], data_dir: str
+) -> Iterator[Leftover]:
+    rows = {SessionDirs.of(data_dir, row.key).keepers: row for row in sessions}
+    for found in keepers:
+        above = os.path.dirname(found.dir)
+        if not above.startswith(os.path.join(os.path.realpath(data_dir), "sessions") + os.sep):
+            continue
+        row = rows.get(above)
+        if row is None:
+            if os.path.exists(found.dir) and not _is_young(os.path.dirname(os.path.dirname(above))):
+                yield _dismissal(found, f"its session was deleted ({found.dir})")
+        elif not row.busy and (not row.program or row.program["address"]["mark"] != found.mark):
+            yield _dismissal(found, f"session {row.key} has another program, or none")
+
+
+def _dismissal(found: keeper.Found, why: str) -> Leftover:
+    return Leftover(f"program under keeper {min(found.pids)}: {why}", _call(keeper.dismiss, found))
+
+
+def _processes_of_dead_keepers(sessions: Sequence[Row[Any]]) -> Iterator[Leftover]:
+    for row in sessions:
+        if row.program and not keeper.alive(address := KeeperAddress.from_dict(row.program["address"])):
+            mark = address.mark
+            if count := keeper.remains(mark):
+                what = f"{count} process{'es' if count > 1 else ''} of session {row.key}: the keeper is dead"
+                yield Leftover(what, _call(keeper.sweep, mark))
+
+
+# ---- sockets --------------------------------------------------------------------------------------------------------
+
+
+def _sockets() -> Iterator[Leftover]:
+    for path in keeper.stale_sockets(keeper.runtime_dir(), _YOUNG):
+        yield Leftover(f"socket of a dead keeper: {path}", _call(os.unlink, path))
+
+
+def _endpoint_dirs() -> Iterator[Leftover]:
+    """Of hosts that were killed. They lie where `tempfile` puts them and hold nothing but a socket."""
+    for entry in os.scandir(tempfile.gettempdir()):
+        with contextlib.suppress(OSError):
+            if (
+                entry.name.startswith("hostler-")
+                and entry.is_dir(follow_symlinks=False)
+                and entry.stat().st_uid == os.geteuid()
+                and os.listdir(entry.path) == [_ENDPOINT]
+                and not _is_young(entry.path)
+                and not _answers(os.path.join(entry.path, _ENDPOINT))
+            ):
+                yield Leftover(f"endpoint folder of a dead app: {entry.path}", _call(shutil.rmtree, entry.path))
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            pass  # too many are before its door
+    return True
+
+
+# ---- rows and folders -----------------------------------------------------------------------------------------------
+
+
+def _dead_hosts(hosts: Sequence[Row[Any]], store: Store) -> Iterator[Leftover]:
+    """By their kernel lock only: one that is merely silent may wake up, and must then still find its row."""
+    machine = machine_id()
+    for row in hosts:
+        if row.machine == machine and lock_is_free(row.lock):
+            yield Leftover(f"entry of a dead app: pid {row.pid}, host {row.id}", _forgetting(store, row.id))
+
+
+def _forgetting(store: Store, host: str) -> Callable[[], Awaitable[object]]:
+    return lambda: store.write(lambda conn: queries.forget_host(conn, host))
+
+
+def _locks(hosts: Sequence[Row[Any]], data_dir: str) -> Iterator[Leftover]:
+    machine = machine_id()
+    elsewhere = {row.lock for row in hosts if row.machine != machine}
+    for path in _entries(os.path.join(data_dir, "hosts")):
+        if path.endswith(".lock") and path not in elsewhere and not _is_young(path) and lock_is_free(path):
+            yield Leftover(f"lock file of a dead app: {path}", _call(os.unlink, path))
+
+
+def _logs(sessions: Sequence[Row[Any]], data_dir: str, keepers: Sequence[keeper.Found]) -> Iterator[Leftover]:
+    """Logs of keepers that are over, unless a turn is still to be read from them."""
+    running = {found.dir for found in keepers}
+    for row in sessions:
+        if row.busy:
+            continue
+        own = row.program["address"]["dir"] if row.program else None
+        for path in _entries(SessionDirs.of(data_dir, row.key).keepers):
+            if path != own and path not in running:
+                yield Leftover(f"log of a program that is over: {path}", _call(shutil.rmtree, path))
+
+
+def _folders(sessions: Sequence[Row[Any]], data_dir: str) -> Iterator[Leftover]:
+    known = {SessionDirs.of(data_dir, row.key).root for row in sessions}
+    for path in _entries(os.path.join(os.path.realpath(data_dir), "sessions")):
+        if path not in known and not _is_young(path):
+            yield Leftover(f"folder of a deleted session: {path}", _call(shutil.rmtree, path))
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return sorted(os.path.join(folder, name) for name in os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def _is_young(path: str) -> bool:
+    try:
+        return time.time() - os.lstat(path).st_mtime < _YOUNG
+    except OSError:
+        return True
+
+
+def _call(function: Callable[..., object], *args: object) -> Callable[[], Awaitable[object]]:
+    return lambda: asyncio.to_thread(function, *args)

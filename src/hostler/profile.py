@@ -1,0 +1,255 @@
+"""The second front door: a harness with its rules on a host, whose sessions are found by the app's own keys."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Row
+
+from .host import Host, implicit_host
+from .host.journal import Follower
+from .opening import again, make
+from .rules import refuse_unbuilt, refuse_unheld
+from .runtimes import runtime_for
+from .session import SessionCore, TurnSource
+from .store import queries
+from .types.errors import CapabilityUnsupported, SessionBusy, SessionLost, StateIncompatible
+from .types.options import Options
+from .types.result import Usage
+from .types.runtime import AcpAgent, Harness, Runtime, check_harness
+from .workspace import SessionDirs
+
+if TYPE_CHECKING:
+    from .faces import Session, Sessions
+
+_KEY = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHost:
+    """The host on a data dir of this machine; made by `local_host`, opened when it is first used."""
+
+    data_dir: str
+
+    async def open(self) -> Host:
+        return await implicit_host(self.data_dir)
+
+
+def local_host(data_dir: str | os.PathLike[str] = ".hostler") -> LocalHost:
+    """A host that keeps its sessions in plain folders below ``data_dir`` (made when first used, for this user only)."""
+    return LocalHost(os.path.abspath(os.path.expanduser(os.fspath(data_dir))))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What the store says of a session. ``status``: ``running``, ``waiting`` (a turn is accepted), ``live`` (an idle
+    program), ``idle`` or ``closed``. Times are seconds since the epoch, ``cost`` US dollars or None when unknown."""
+
+    id: str
+    harness: str
+    status: str
+    workdir: str
+    created: float
+    updated: float
+    turns: int
+    usage: Usage
+    cost: float | None
+    waiting: tuple[str, ...] = ()
+
+
+class HarnessProfile:
+    """A program and its rules on a host. ``sessions`` finds and lists its sessions."""
+
+    def __init__(self, host: LocalHost, runtime: Harness | AcpAgent | Runtime, given: Mapping[str, Any]) -> None:
+        self.host = host
+        self.runtime = runtime
+        self.given = dict(given)
+        self.options = Options.of(given)
+        refuse_unbuilt(self.options)
+        refuse_unheld(runtime_for(runtime), self.options)
+
+    def __repr__(self) -> str:
+        name = self.runtime.value if isinstance(self.runtime, Harness) else self.runtime
+        return f"<hostler.HarnessProfile {name} on {self.host.data_dir}>"
+
+    @property
+    def sessions(self) -> Sessions:
+        """The sessions of this harness's host, by key."""
+        from .faces import Sessions
+
+        return Sessions(SessionsCore(self))
+
+
+def create_harness(*, host: LocalHost, runtime: Harness | AcpAgent | Runtime, **options: Any) -> HarnessProfile:
+    """A program (``runtime``) with its rules, on a host; the options are those of `agent_session`.
+
+    Raises TypeError, ValueError or CapabilityUnsupported for what it cannot hold; starts nothing.
+    """
+    for name in ("input_types", "persistent_dirs"):
+        if options.pop(name, None):
+            raise CapabilityUnsupported(f"{name} cannot be given to any harness yet.")
+    if "state_dir" in options:
+        raise TypeError("state_dir= does not go with host=: the host's data_dir is where its sessions are.")
+    return HarnessProfile(host, check_harness(runtime), options)
+
+
+class SessionsCore:
+    """The sessions of a host, as one profile reaches them."""
+
+    def __init__(self, profile: HarnessProfile) -> None:
+        self._profile = profile
+
+    async def core(self, id: str) -> SessionCore:
+        """The session under this key: found, or made."""
+        host = await self._profile.host.open()
+        check_key(id)
+        row = await host.store.read(lambda conn: queries.find_session(conn, id))
+        options = self._profile.options
+        if row is None:
+            return SessionCore(await make(host, id, self._profile.runtime, options))
+        return await self._again(host, row)
+
+    async def get_or_create(self, id: str, extra_body: Any = None) -> Session:
+        """The session under the app's key ``id`` (any text, 1 to 512 characters), made when there is none."""
+        from .faces import Session
+
+        return Session(await self.core(id))
+
+    async def get(self, id: str) -> Session:
+        """The session under this key. Raises SessionLost when there is none."""
+        from .faces import Session
+
+        host, row = await self._row(id)
+        return Session(await self._again(host, row))
+
+    async def list(self) -> tuple[SessionInfo, ...]:
+        """All sessions of the host, the last used first."""
+        host = await self._profile.host.open()
+        rows = await host.store.read(queries.list_sessions)
+        waiting = await host.store.read(queries.all_open_turns)
+        return tuple(_info(row, waiting.get(row.id, ())) for row in rows)
+
+    async def status(self, id: str) -> SessionInfo:
+        """What the store says of one session; starts nothing. Raises SessionLost when there is none."""
+        host, row = await self._row(id)
+        waiting = await host.store.read(lambda conn: queries.open_turns(conn, row.id))
+        return _info(row, tuple((turn.id, turn.status) for turn in waiting))
+
+    async def delete(self, id: str) -> None:
+        """End the session and erase all that belongs to it: records, workspace, artifacts, history.
+
+        Raises SessionLost when there is none, SessionBusy when another host runs a turn in it that does not end.
+        """
+        host, row = await self._row(id)
+        core = await self._again(host, row)
+        await core.close()
+        lease = await host.store.write(lambda conn: queries.claim(conn, row.id, host.id, host.is_dead))
+        if lease is None:
+            raise SessionBusy(f"Session {id!r} runs a turn in another process; cancel it first.")
+        await host.store.write(lambda conn: queries.delete_session(conn, lease), durable=True)
+        await asyncio.to_thread(shutil.rmtree, SessionDirs.of(host.data_dir, id).root, True)
+
+    async def follow(self, id: str, after: int | None = None) -> Follower:
+        """Records of the session's journal above ``after`` (None: from now on); starts nothing."""
+        host, row = await self._row(id)
+        if after is not None and not 0 <= after <= row.seq:
+            raise ValueError(f"Session {id!r} has records 1 to {row.seq}; it cannot be followed from {after}.")
+        return host.journal.follow(row.id, row.seq if after is None else after)
+
+    async def cancel(self, id: str, turn: str | None = None) -> None:
+        """Ask for the end of one accepted turn, or of all; they get their `Done` wherever they run or wait."""
+        host, row = await self._row(id)
+        await host.store.write(lambda conn: queries.request_stop(conn, row.id, turn, "cancelled"))
+        if (live := host.sessions.get(row.id)) is not None:
+            await live.stop_turn(turn, "cancelled")
+
+    async def _row(self, id: str) -> tuple[Host, Row[Any]]:
+        host = await self._profile.host.open()
+        row = await host.store.read(lambda conn: queries.find_session(conn, id))
+        if row is None:
+            raise SessionLost(f"There is no session {id!r} on the host {host.data_dir}.")
+        return host, row
+
+    async def _again(self, host: Host, row: Row[Any]) -> SessionCore:
+        name = runtime_for(self._profile.runtime).name
+        if row.harness != name:
+            raise StateIncompatible(f"Session {row.key!r} is one of {row.harness!r}, this harness runs {name!r}.")
+        return SessionCore(await again(host, row, self._profile.options, self._profile.given))
+
+
+async def begin(
+    profile: HarnessProfile,
+    *,
+    prompt: str,
+    session: str | None,
+    extra_body: Any,
+    run_id: str | None,
+    loop: asyncio.AbstractEventLoop | None,
+    overrides: Mapping[str, Any],
+) -> TurnSource:
+    """Accept one turn of the session with this key, or of a new one that nobody comes back to."""
+    try:
+        json.dumps(extra_body)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"extra_body must be a JSON value: {error}.") from None
+    ephemeral = hashlib.sha256(run_id.encode()).hexdigest()[:32] if run_id is not None else uuid.uuid4().hex
+    key = session if session is not None else f"ephemeral-{ephemeral}"
+    core = await SessionsCore(profile).core(key)
+    core.ephemeral = session is None
+    turn = None if run_id is None else "run_" + hashlib.sha256(f"{key}\0{run_id}".encode()).hexdigest()[:32]
+    return await core.begin(prompt, loop=loop, extra_body=extra_body, turn_id=turn, **overrides)
+
+
+def prompt_of(messages: Sequence[Mapping[str, Any]] | None, prompt: str | None) -> str:
+    """The one thing to say. Raises ValueError for both or neither, CapabilityUnsupported for a whole transcript."""
+    if (messages is None) == (prompt is None):
+        raise ValueError("Give either messages= or prompt=, not both and not neither.")
+    if prompt is not None:
+        return prompt
+    assert messages is not None
+    if len(messages) != 1 or messages[0].get("role") != "user":
+        raise CapabilityUnsupported(
+            "messages= takes one user message for now; the session keeps the conversation under its key."
+        )
+    content = messages[0].get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in content):
+        return "\n".join(str(p.get("text", "")) for p in content)
+    raise CapabilityUnsupported("A user message takes text for now: a string, or parts of type 'text'.")
+
+
+def check_key(key: object) -> None:
+    """Raise TypeError or ValueError for what cannot be a session's key."""
+    if not isinstance(key, str):
+        raise TypeError(f"A session's key is a string, not {type(key).__name__}.")
+    if not 0 < len(key) <= _KEY or "\0" in key:
+        raise ValueError(f"A session's key has 1 to {_KEY} characters and no NUL; this one has {len(key)}.")
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise ValueError("A session's key is Unicode text; this one holds a lone surrogate.") from None
+
+
+def _info(row: Row[Any], waiting: Sequence[tuple[str, str]]) -> SessionInfo:
+    status = "running" if row.busy else "waiting" if waiting else row.status
+    return SessionInfo(
+        row.key,
+        row.harness,
+        status,
+        row.workdir,
+        row.created,
+        row.updated,
+        row.finished,
+        Usage(**row.usage),
+        None if row.unpriced else row.cost,
+        tuple(id for id, state in waiting if state == "queued"),
+    )
