@@ -43,7 +43,7 @@ class Door:
 
     def open(self, wire: str = "anthropic", *, gateway: bool = False, model: str = "m", **more: Any) -> Route:
         base = more.pop("base", self.server.url)
-        route = Route(base, KEY, model, wire, gateway)  # type: ignore[arg-type]
+        route = Route(base, KEY, model, wire, gateway, more.pop("program", None))  # type: ignore[arg-type]
         self.endpoint.open(more.pop("token", TOKEN), route, on_call=more.pop("on_call", self.calls.append), **more)
         return route
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from hostler.types.events import ModelCall
 from hostler.types.result import Usage
@@ -30,6 +30,15 @@ _RESPONSE_HEADERS = ("content-type", "request-id", "x-request-id", "cache-contro
 _log = logging.getLogger(__name__)
 
 
+class Call(Protocol):
+    """A model call under way."""
+
+    task: asyncio.Task[None] | None
+
+    def abandon(self) -> None:
+        """Report it as it stands."""
+
+
 @dataclass(eq=False)
 class Client:
     """A session's access to its model: what was opened for a token, and how its last calls went."""
@@ -39,7 +48,7 @@ class Client:
     tag: Mapping[str, str]
     models: frozenset[str]
     budget: Callable[[], str | None]
-    calls: set[Forward] = field(default_factory=set)
+    calls: set[Call] = field(default_factory=set)
     broken: Failure | None = None
     cuts: int = 0
     cut_at: float = 0.0
@@ -109,7 +118,7 @@ class Forward:
     async def refuse(self, failure: Failure, status: Literal["refused", "silent"] = "refused") -> None:
         """Answer with an error that the program does not repeat."""
         self._report(status, Seen(), failure)
-        code, body = final_answer(self._route.wire, failure)
+        code, body = final_answer(self._route.asked, failure)
         await answer_json(self._send, code, body, {"x-should-retry": "false"})
 
     def abandon(self) -> None:

@@ -6,18 +6,19 @@ import asyncio
 import json
 import logging
 import os
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hostler.types.errors import HarnessError
 from hostler.types.events import ModelCall
 
 from . import price
 from .failures import Failure, final_answer
-from .forwarding import Client, Forward, answer_json
+from .forwarding import Call, Client, Forward, answer_json
 from .routes import Route, WireName
-from .serving import CUT, App, Receive, Scope, Send, Serving, serve
+from .serving import CUT, App, Receive, Scope, Send, Serving, listen_private, serve, while_connected
+from .translated import Translated
+from .translation import Untranslatable, translatable
+from .translator import Translator
 from .upstream import Upstream, new_client
 from .wires import PATHS, pin, write_error
 
@@ -29,6 +30,7 @@ BODY_LIMIT = 64 * 1024 * 1024
 IN_FLIGHT = 50
 _BODY_TIMEOUT = 60.0
 _PATIENCE = 8.0
+_TRANSLATION = 30.0
 _REQUEST_HEADERS = frozenset(
     {"accept", "content-type", "user-agent", "anthropic-version", "anthropic-beta", "openai-beta"}
 )
@@ -58,6 +60,7 @@ class Endpoint:
         self._tools: dict[str, App] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._upstream: Upstream | None = None
+        self._translator: Translator | None = None
         self._serving: Serving | None = None
 
     # ---- what the host calls
@@ -67,10 +70,12 @@ class Endpoint:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         os.chmod(directory, 0o700)
         path = os.path.join(directory, "endpoint.sock")
-        listener = _listen(path)
+        listener = listen_private(path)
         silence = silence_limit() if self._silence is None else self._silence
         client = await asyncio.to_thread(new_client)  # loads certificates
         self._upstream = Upstream(client, patience=self._patience, silence=silence)
+        # one attempt may begin at the end of the patience, and be silent
+        self._translator = Translator(directory, path, patience=self._patience + silence + _TRANSLATION)
         self._serving = await serve(self._app, listener)
         self.socket_path = path
 
@@ -95,7 +100,9 @@ class Endpoint:
             client.calls = before.calls
         self._clients[token] = client
         if self._upstream is not None:
-            self._spawn(price.load(route, self._upstream.client))
+            self._spawn(price.load(route.upstream, self._upstream.client))
+        if self._translator is not None and route.program is not None:
+            self._spawn(self._translator.warm())
 
     def close_token(self, token: str) -> None:
         """Forget a token, of a session or of its tools; calls under way are reported as they stand, and end."""
@@ -120,6 +127,9 @@ class Endpoint:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        if self._translator is not None:
+            await self._translator.aclose()
+            self._translator = None
         if self._upstream is not None:
             await self._upstream.client.aclose()
             self._upstream = None
@@ -183,7 +193,7 @@ class Endpoint:
         route, path = client.route, scope["path"]
         counting = path == COUNT_PATH
         wire: WireName = "anthropic" if counting else PATHS[path]
-        if wire != route.wire:
+        if wire != route.asked or (counting and route.program is not None):
             await _refuse(send, wire, 404, "not_found_error", f"The model of this session is not asked at {path}.")
             return
         if raw is None:
@@ -206,7 +216,7 @@ class Endpoint:
             await answer_json(send, 429, write_error(wire, "rate_limit_error", message), {"retry-after": "1"})
             return
         assert self._upstream is not None
-        call = Forward(client, self._upstream, send, scope[CUT])
+        forward = Forward(client, self._upstream, send, scope[CUT])
         if (reason := client.budget()) is not None:
             status, answer = final_answer(
                 wire, Failure("turn_ended", f"No more model calls in this turn: {reason}", 409)
@@ -214,35 +224,39 @@ class Endpoint:
             await answer_json(send, status, answer, {"x-should-retry": "false"})
             return
         if not counting and (refusal := client.take_refusal()) is not None:
-            await call.refuse(refusal)
+            await forward.refuse(refusal)
             return
-        url = route.url + "/count_tokens" if counting else route.url
-        if wire == "anthropic" and scope["query_string"] == b"beta=true":
-            url += "?beta=true"
-        content = json.dumps(pin(body, route.model, wire, gateway=route.gateway)).encode()
-        call.task = asyncio.create_task(call.run(url, _sent_headers(client, headers), content, counted=not counting))
-        await _until_done_or_gone(client, call, receive)
+        call: Call = forward
+        if route.program is not None:
+            call = translated = self._translated(client, scope, send)
+            try:
+                call.task = asyncio.create_task(translated.run(translatable(wire, body)))
+            except Untranslatable as error:
+                await forward.refuse(Failure("model_refused", f"The request is no {wire} request: {error}", 400))
+                return
+        else:
+            url = route.url + "/count_tokens" if counting else route.url
+            if wire == "anthropic" and scope["query_string"] == b"beta=true":
+                url += "?beta=true"
+            content = json.dumps(pin(body, route.model, wire)).encode()
+            sent = _sent_headers(client, headers)
+            call.task = asyncio.create_task(forward.run(url, sent, content, counted=not counting))
+        client.calls.add(call)
+        try:
+            await while_connected(call.task, receive)
+        finally:
+            client.calls.discard(call)
 
-
-async def _until_done_or_gone(client: Client, call: Forward, receive: Receive) -> None:
-    """Let the call run, but not longer than the program waits for it."""
-    assert call.task is not None
-    gone = asyncio.create_task(_disconnected(receive))
-    client.calls.add(call)
-    try:
-        await asyncio.wait({call.task, gone}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        client.calls.discard(call)
-        for task in (call.task, gone):
-            task.cancel()
-        outcomes = await asyncio.gather(call.task, gone, return_exceptions=True)
-    if isinstance(outcomes[0], Exception):
-        raise outcomes[0]
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    def _translated(self, client: Client, scope: Scope, send: Send) -> Translated:
+        assert self._translator is not None
+        return Translated(
+            client,
+            self._translator,
+            send,
+            scope[CUT],
+            admit=self._clients.__setitem__,
+            dismiss=self.close_token,
+        )
 
 
 async def _read(receive: Receive) -> bytes | None:
@@ -294,19 +308,3 @@ def _models(client: Client) -> dict[str, Any]:
 
 async def _refuse(send: Send, wire: WireName, status: int, kind: str, message: str) -> None:
     await answer_json(send, status, write_error(wire, kind, message), {"x-should-retry": "false"})
-
-
-def _listen(path: str) -> socket.socket:
-    """A listening socket that only this user can reach."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(path)
-        os.chmod(path, 0o600)
-    except OSError as error:
-        listener.close()
-        raise HarnessError(f"The model endpoint cannot listen at {path}: {error}. The path may be too long.") from error
-    return listener

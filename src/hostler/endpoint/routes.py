@@ -144,8 +144,8 @@ def _provider_of(model: str, of_wire: _Provider) -> tuple[str, _Provider]:
 
 def _not_translated(model: str, provider: _Provider, of_wire: _Provider) -> CapabilityUnsupported:
     return CapabilityUnsupported(
-        f"model={model!r} belongs to {provider.name}, but this program speaks the wire of {of_wire.name}. To translate "
-        f'in this process: pip install "hostler[litellm]". Or route it through a LiteLLM gateway '
+        f"model={model!r} belongs to {provider.name}, but this program speaks the wire of {of_wire.name}. To have it "
+        f'translated on this machine: pip install "hostler[litellm]". Or route it through a LiteLLM gateway '
         f"(model='{GATEWAY_PREFIX}<group>'). For an upstream of the {of_wire.name} kind that has a model of this very "
         f"name, write model='{of_wire.name}/{model}'."
     )

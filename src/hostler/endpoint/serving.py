@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
@@ -11,6 +12,8 @@ from typing import Any, TypeAlias
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
+
+from hostler.types.errors import HarnessError
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -91,3 +94,37 @@ async def serve(app: App, listener: socket.socket) -> Serving:
     else:
         server = await loop.create_server(protocol, sock=listener, backlog=512)
     return Serving(server, state)
+
+
+def listen_private(path: str) -> socket.socket:
+    """A listening socket that only this user can reach."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        os.chmod(path, 0o600)
+    except OSError as error:
+        listener.close()
+        raise HarnessError(f"The model endpoint cannot listen at {path}: {error}. The path may be too long.") from error
+    return listener
+
+
+async def while_connected(work: asyncio.Task[None], receive: Receive) -> None:
+    """Let the answer be made, but not longer than the client waits for it. The request's body has been read."""
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (work, gone):
+            task.cancel()
+        outcomes = await asyncio.gather(work, gone, return_exceptions=True)
+    if isinstance(outcomes[0], Exception):
+        raise outcomes[0]
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -258,3 +258,14 @@ def write_error(wire: WireName, kind: str, message: str) -> bytes:
         # "server_error" and the like as the type make clients repeat the call, whatever the status says
         answer = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": kind}}
     return json.dumps(answer).encode()
+
+
+def stream_error(wire: WireName, message: str) -> bytes:
+    """An error as the last event of a stream, of a kind that clients do not repeat."""
+    if wire == "responses":
+        error = {"code": "invalid_prompt", "message": message}
+        response = {"id": "resp_failed", "object": "response", "status": "failed", "output": [], "error": error}
+        kind, data = "response.failed", json.dumps({"type": "response.failed", "response": response}).encode()
+    else:
+        kind, data = "error", write_error(wire, "invalid_request_error", message)
+    return (b"" if wire == "chat" else f"event: {kind}\n".encode()) + b"data: " + data + b"\n\n"

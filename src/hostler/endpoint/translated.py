@@ -1,0 +1,166 @@
+"""One model call of a program whose wire its upstream does not speak."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from hostler.types.events import ModelCall
+from hostler.types.result import Usage
+
+from .failures import Failure, final_answer
+from .forwarding import Client, answer_json
+from .scrub import Scrub
+from .serving import Send
+from .translator import TranslationFailed, Translator
+from .wires import read_error, stream_error
+
+_log = logging.getLogger(__name__)
+
+
+class Translated:
+    """The call goes to the translator, which asks the upstream through the endpoint, as a client of its own for the
+    time of this call: there it is forwarded, counted and reported like any other."""
+
+    def __init__(
+        self,
+        client: Client,
+        translator: Translator,
+        send: Send,
+        cut: Callable[[], None],
+        *,
+        admit: Callable[[str, Client], None],
+        dismiss: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._route = client.route
+        self._translator = translator
+        self._send = send
+        self._cut = cut
+        self._admit = admit
+        self._dismiss = dismiss
+        self._token = secrets.token_urlsafe(32)
+        self._scrub = Scrub(client.route.key)
+        self._began = time.monotonic()
+        self._heard: ModelCall | None = None  # how the upstream's last answer to this call ended
+        self._started = False
+        self.task: asyncio.Task[None] | None = None
+
+    async def run(self, request: dict[str, Any]) -> None:
+        """Ask ``request``, which is in the program's wire."""
+        upstream = self._route.upstream
+        models = frozenset({upstream.model})
+        self._admit(self._token, Client(upstream, self._hear, self._client.tag, models, lambda: None))
+        asked = {
+            "wire": self._route.asked,
+            "upstream": upstream.wire,
+            "model": upstream.model,
+            "token": self._token,
+            "request": request,
+        }
+        try:
+            async with self._translator.ask(asked) as response:
+                if response.status_code != 200:
+                    await self._failed(read_error(await response.aread())[1])
+                elif request.get("stream"):
+                    await self._stream(response)
+                else:
+                    await self._whole(response)
+        except TranslationFailed as error:
+            await self._failed(str(error))
+        finally:
+            self._dismiss(self._token)
+
+    def abandon(self) -> None:
+        """Report the call as it stands, because nobody waits for its end any more."""
+        self._dismiss(self._token)
+
+    def _hear(self, call: ModelCall) -> None:
+        self._heard = call
+        self._client.on_call(call)
+
+    # ---- answers
+
+    async def _whole(self, response: httpx.Response) -> None:
+        try:
+            body = await response.aread()
+        except httpx.HTTPError as error:
+            raise TranslationFailed(f"the translator broke: {error or type(error).__name__}") from None
+        if self._heard is None or self._heard.status != "ok":
+            await self._failed("the translator ended early")
+            return
+        await self._start("application/json")
+        await self._write(self._scrub.all(body), more=False)
+        self._client.note_whole()
+
+    async def _stream(self, response: httpx.Response) -> None:
+        whole = True
+        try:
+            async for piece in response.aiter_raw():
+                if self._heard is not None and self._heard.status != "ok":
+                    break  # LiteLLM may make an end of a broken answer
+                await self._start("text/event-stream")
+                await self._write(self._scrub.feed(piece))
+        except httpx.HTTPError:
+            whole = False
+        heard = self._heard
+        if not self._started and (heard is None or heard.status != "ok"):
+            await self._failed("the translator ended early")
+        elif heard is not None and heard.status == "refused" and heard.error is not None:
+            await self._write(self._scrub.rest() + stream_error(self._route.asked, heard.error.message), more=False)
+        elif heard is not None and heard.status == "ok" and whole:
+            await self._start("text/event-stream")
+            await self._write(self._scrub.rest(), more=False)
+            self._client.note_whole()
+        else:
+            self._broken()
+
+    async def _start(self, kind: str) -> None:
+        if not self._started:
+            self._started = True
+            headers = [(b"content-type", kind.encode())]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _write(self, data: bytes, *, more: bool = True) -> None:
+        if data or not more:
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    # ---- failures
+
+    def _broken(self) -> None:
+        error = self._heard.error if self._heard is not None else None
+        code = error.code if error is not None else "model_cut"
+        message = error.message if error is not None else f"The answer of {self._route.host} could not be translated"
+        self._client.note_broken(Failure(code, message), self._began)
+        self._cut()
+
+    async def _failed(self, why: str) -> None:
+        """Nothing has been given to the program: it is told the upstream's failure, or that of the translation."""
+        heard = self._heard
+        if heard is not None and heard.status == "cut":
+            self._broken()
+            return
+        if heard is not None and heard.error is not None:
+            failure = Failure(heard.error.code, heard.error.message, heard.http_status)
+        else:
+            what = "request for" if heard is None else "answer of"
+            why = self._scrub.all(why.encode()).decode()
+            failure = Failure("model_refused", f"The {what} {self._route.host} could not be translated: {why}", 400)
+        if heard is None:
+            self._report(failure)
+        status, body = final_answer(self._route.asked, failure)
+        await answer_json(self._send, status, body, {"x-should-retry": "false"})
+
+    def _report(self, failure: Failure) -> None:
+        call = ModelCall(self._route.model, Usage(calls=1, partial=True), 0.0, "refused", None, failure.info)
+        try:
+            self._hear(call)
+        except Exception:
+            _log.exception("A model call could not be reported to its session; the call is cut.")
+            self._cut()

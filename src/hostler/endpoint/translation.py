@@ -1,0 +1,45 @@
+"""What of a program's request can be asked of an upstream that speaks another wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .routes import WireName
+
+# An allow-list: LiteLLM takes its own settings (addresses, callbacks, fallbacks) from the same keywords.
+_FIELDS: Mapping[WireName, frozenset[str]] = {
+    "anthropic": frozenset(
+        ["messages", "system", "max_tokens", "stream", "temperature", "top_p", "top_k", "stop_sequences", "tools", "tool_choice", "thinking", "output_config"]
+    ),
+    "responses": frozenset(
+        ["input", "instructions", "stream", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "text", "temperature", "top_p", "max_output_tokens", "include"]
+    ),
+    "chat": frozenset(
+        ["messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "reasoning_effort", "response_format"]
+    ),
+}
+_REQUIRED: Mapping[WireName, str] = {"anthropic": "messages", "responses": "input", "chat": "messages"}
+# Every other kind of tool is run by the provider of the wire: the other one does not have it.
+_TOOLS = frozenset({None, "function", "custom", "namespace"})
+
+
+class Untranslatable(Exception):
+    """The request cannot be asked in another wire."""
+
+
+def translatable(wire: WireName, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a request that means something to a provider of another wire."""
+    name = _REQUIRED[wire]
+    if not isinstance(body.get(name), str if wire == "responses" and isinstance(body.get(name), str) else list):
+        raise Untranslatable(f"{name} is missing or of the wrong type")
+    request = {key: value for key, value in body.items() if key in _FIELDS[wire] and value is not None}
+    tools = request.get("tools")
+    if isinstance(tools, list):
+        request["tools"] = [t for t in tools if isinstance(t, dict) and t.get("type") in _TOOLS]
+    if not request.get("tools"):
+        for key in ("tools", "tool_choice", "parallel_tool_calls"):
+            request.pop(key, None)
+    if wire == "anthropic":
+        request.setdefault("max_tokens", 4096)  # the wire demands it, and so does the translation
+    return request

@@ -1,0 +1,119 @@
+"""The process that translates between wires: started when the first call needs it, ended with the endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+_PROCESS = "hostler.endpoint.translator_process"
+_START = 60.0
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")  # not the app's environment: it holds secrets
+
+
+class TranslationFailed(Exception):
+    """Nothing could be translated; says why."""
+
+
+class Translator:
+    """LiteLLM behind a socket. It runs in a process of its own: it takes seconds and 200 MB to import, keeps settings
+    and background work per process, of which an app that uses it has its own, and never needs to see a key.
+
+    ``directory`` is private to this user; ``endpoint`` is the socket that the process may ask upstreams through.
+    ``patience`` is how many seconds it may say nothing.
+    """
+
+    def __init__(self, directory: str, endpoint: str, *, patience: float) -> None:
+        self._path = os.path.join(directory, "wires.sock")
+        self._endpoint = endpoint
+        self._patience = patience
+        self._starting = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._client: httpx.AsyncClient | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self) -> httpx.AsyncClient:
+        """Have the process run. Raises TranslationFailed."""
+        async with self._starting:
+            if self._client is None or self.pid is None:
+                await self.aclose()
+                self._process = await self._launch()
+                transport = httpx.AsyncHTTPTransport(uds=self._path, verify=False)
+                timeout = httpx.Timeout(self._patience, connect=5.0, pool=None)
+                limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+                self._client = httpx.AsyncClient(
+                    transport=transport, base_url="http://translator", timeout=timeout, limits=limits, trust_env=False
+                )
+            return self._client
+
+    async def warm(self) -> None:
+        """Start it ahead of the first call, which is told if that fails."""
+        with contextlib.suppress(TranslationFailed):
+            await self.start()
+
+    @contextlib.asynccontextmanager
+    async def ask(self, request: dict[str, Any]) -> AsyncIterator[httpx.Response]:
+        """The answer in the program's wire, streamed."""
+        client = await self.start()
+        content = await asyncio.to_thread(json.dumps, request)
+        try:
+            response = await client.send(client.build_request("POST", "/", content=content), stream=True)
+        except httpx.HTTPError as error:
+            raise TranslationFailed(f"the translator broke: {error or type(error).__name__}") from None
+        try:
+            yield response
+        finally:
+            await response.aclose()
+
+    async def aclose(self) -> None:
+        client, self._client = self._client, None
+        process, self._process = self._process, None
+        if client is not None:
+            await client.aclose()
+        if process is not None:
+            await _end(process)
+
+    async def _launch(self) -> asyncio.subprocess.Process:
+        env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-W", "ignore", "-m", _PROCESS, self._path, self._endpoint),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            async with asyncio.timeout(_START):
+                if await process.stdout.readline() == b"ready\n":
+                    return process
+                said = (await process.stderr.read())[-500:].decode(errors="replace").strip()
+            why = said.rpartition("\n")[2] or "it said nothing"
+        except TimeoutError:
+            why = f"it was not ready after {_START:g} s"
+        except BaseException:
+            await _end(process)
+            raise
+        await _end(process)
+        raise TranslationFailed(f"the translator (LiteLLM) does not start: {why}")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
