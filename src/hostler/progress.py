@@ -7,7 +7,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .types.events import CallbackFailed, Event, ModelCall, Notice, Retract, Text, ToolCall
+from .types.events import (
+    Approval,
+    CallbackFailed,
+    Event,
+    ModelCall,
+    Notice,
+    Reasoning,
+    Retract,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 from .types.result import ErrorInfo
 from .types.runtime import (
     Codec,
@@ -146,10 +157,40 @@ def _only_exited(end: Ended) -> bool:
 
 def _fold(codec: Codec, progress: Progress, item: Frame | ModelCall) -> Folded:
     try:
-        return codec.fold(progress.codec, item)
+        folded = codec.fold(progress.codec, item)
     except Exception as error:  # one frame that nobody foresaw must not cost the turn
-        seen = item.data[:200] if isinstance(item, Frame) else item
-        return Folded(progress.codec, (Notice("not_understood", f"{type(error).__name__}: {error}; seen: {seen!r}"),))
+        return Folded(progress.codec, (_not_understood(f"{type(error).__name__}: {error}", item),))
+    if odd := [event for event in folded.events if not _is_sound(event)]:
+        sound = tuple(event for event in folded.events if event not in odd)
+        return replace(folded, events=(*sound, _not_understood(f"{odd[0]!r}"[:200], item)))
+    return folded
+
+
+def _not_understood(why: str, item: Frame | ModelCall) -> Notice:
+    seen = item.data[:200] if isinstance(item, Frame) else item
+    return Notice("not_understood", f"{why}; seen: {seen!r}")
+
+
+_STRINGS: dict[type[Any], tuple[str, ...]] = {
+    Text: ("item", "delta"),
+    Reasoning: ("item", "delta"),
+    Retract: ("item",),
+    ToolCall: ("id", "name", "native_name"),
+    ToolResult: ("id", "output"),
+    Approval: ("id", "tool"),
+    Notice: ("code", "message"),
+    Identified: ("native_id",),
+}
+
+
+def _is_sound(event: CodecEvent) -> bool:
+    """Whether what must be text is text: a program may send anything where its protocol has a string."""
+    if isinstance(event, In):
+        event = event.event
+    for name in _STRINGS.get(type(event), ()):
+        if type(getattr(event, name)) is not str:
+            return False
+    return True
 
 
 def exit_error(progress: Progress) -> ErrorInfo:

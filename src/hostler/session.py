@@ -104,11 +104,16 @@ class SessionCore:
             assert found is not None
         else:
             if on_busy == "interrupt":
-                await self._live.stop_turn(None, "interrupted")
+                await self._live.interrupt()
             found = await self._live.accept(
                 prompt, rules, call, reject_busy=on_busy == "reject", extra_body=extra_body, turn_id=turn_id
             )
-        return TurnSource(self._live, found.id, found.first, cancel_on_leave=self.ephemeral)
+            if turn_id is None:
+                # Its first record was published just now, and nothing since: there is no need to look it up.
+                follower = self._live.host.journal.follow(self._live.id, found.first, found.id, current=True)
+                return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral)
+        follower = self._live.host.journal.follow(self._live.id, found.first - 1, found.id)
+        return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral)
 
     async def follow(self, after: int | None = None) -> Follower:
         """Records of the session's journal above ``after`` (None: from now on), gapless, until closed.
@@ -189,10 +194,9 @@ class SessionCore:
 class TurnSource:
     """The events of one turn, read from the journal."""
 
-    def __init__(self, live: LiveSession, turn: str, first: int, *, cancel_on_leave: bool) -> None:
+    def __init__(self, live: LiveSession, follower: Follower, *, cancel_on_leave: bool) -> None:
         self._live = live
-        self._turn = turn
-        self._follower = live.host.journal.follow(live.id, first - 1, turn)
+        self._follower = follower
         self._cancel_on_leave = cancel_on_leave
 
     async def batch(self) -> list[TurnEvent]:
@@ -215,7 +219,7 @@ class TurnSource:
 
     async def cancel(self) -> None:
         """End the turn."""
-        await self._live.stop_turn(self._turn, "cancelled")
+        await self._live.stop_turn(self._follower.turn, "cancelled")
 
     async def leave(self) -> None:
         self._follower.close()

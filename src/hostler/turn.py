@@ -23,9 +23,11 @@ from .types.events import (
     is_turn_event,
 )
 from .types.result import ErrorInfo, Result, StopReason, Usage
-from .types.runtime import Answer, Codec, Command, Ended, Interrupt, Prompt, Send
+from .types.runtime import Answer, Codec, Command, Ended, Frame, Interrupt, Prompt, Send
 
 _GRACE = 2.0  # s that a program has to end an interrupted turn by itself
+_FRAME = 16  # bytes that a frame takes beside its data
+_UNREAD = 1 << 18  # bytes of the program's log that may wait to be stored or acknowledged
 _UNSEEN_EXIT = 1.0  # s between the end of a connection and giving the turn up
 
 
@@ -113,6 +115,7 @@ async def run_turn(
     await program.open_turn()
     timers = _Timers()
     native_id: str | None = None
+    unread = 0
     running.program = program
     masker.resume(progress.masking)
     if progress.turn != prompt.turn:
@@ -148,6 +151,7 @@ async def run_turn(
             batch, items = items or await program.items(), []
             events, head = head, []
             sends: list[Send] = []
+            named: str | None = None
             end: Ended | None = None
             for index, item in enumerate(batch):
                 if isinstance(item, Gone):
@@ -163,7 +167,9 @@ async def run_turn(
                     end = _GAVE_UP
                 else:
                     step: Step = advance(codec, progress, item)
-                    progress, native_id = step.progress, step.native_id or native_id
+                    progress, named = step.progress, step.native_id or named
+                    if isinstance(item, Frame):
+                        unread += len(item.data) + _FRAME
                     events += step.events
                     sends += step.sends
                     end = step.end
@@ -181,15 +187,19 @@ async def run_turn(
             running.events += events
             if end is not None:
                 return await _over(program, progress, native_id, end, tuple(events), leftover)
-            journal.publish(await journal.append(events, progress, native_id))
-            await program.send(sends)
-            for event, _ in events:
-                if isinstance(event, Answered):
-                    running.approvals.pop(event.id, None)
-                elif isinstance(event, Approval):
-                    running.approvals[event.id] = event
-                    ask(event)
-            await program.read_up_to(progress.frame)
+            # A frame that gave nothing to tell or to say is stored with a later one; after a crash it is read again.
+            if events or sends or named or unread >= _UNREAD:
+                journal.publish(await journal.append(events, progress, named))
+                await program.send(sends)
+                for event, _ in events:
+                    if isinstance(event, Answered):
+                        running.approvals.pop(event.id, None)
+                    elif isinstance(event, Approval):
+                        running.approvals[event.id] = event
+                        ask(event)
+            if unread >= _UNREAD:
+                await program.read_up_to(progress.frame)
+                unread = 0
             if (reason := _exceeded(running, progress, bounds)) is not None:
                 running.put(Stop(reason))
     finally:

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.conftest import processes_of, wait_until
 
 from hostler.testing.model_server import ModelServer
 
@@ -69,6 +70,7 @@ def test_the_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
+    assert wait_until(lambda: not processes_of(tmp_path), 5)
     assert KEY not in done.stdout
     turns = [line.split() for line in done.stdout.splitlines() if line.startswith("turn ")]
     if page.name == "README.md":

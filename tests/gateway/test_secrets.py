@@ -49,13 +49,13 @@ for process in pathlib.Path("/proc").glob("[0-9]*"):
             out += [environ, (process / "cmdline").read_bytes()]
     except OSError:
         pass
-for top in {os.environ["HOME"], os.environ.get("TMPDIR", os.environ["HOME"]), os.path.dirname(os.environ["HOME"])}:
-    for path in pathlib.Path(top).rglob("*"):
-        try:
-            if path.is_file():
-                out += [str(path).encode(), path.read_bytes()]
-        except OSError:
-            pass
+home = pathlib.Path(os.environ["HOME"])
+for path in {p for top in (home.parent, pathlib.Path(os.environ.get("TMPDIR", home))) for p in top.rglob("*")}:
+    try:
+        if path.is_file():
+            out += [str(path).encode(), path.read_bytes()]
+    except OSError:
+        pass
 pathlib.Path("dump.bin").write_bytes(b"\\n".join(out))
 print(repr(out[0])[:20000])
 print(len(out), "found")
@@ -107,6 +107,13 @@ def canaries(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
     return {"the gateway's key": KEY, **CANARIES}
 
 
+def patient(harness: Harness, command: str) -> dict[str, Any]:
+    """A call of the shell; Codex would go on without its end after ten seconds."""
+    if harness is Harness.CODEX:
+        return {"tool": "exec_command", "args": {"cmd": command, "yield_time_ms": 30000}}
+    return {"shell": command}
+
+
 def files_of(*roots: Path) -> Iterator[tuple[str, bytes]]:
     for root in roots:
         for path in root.rglob("*"):
@@ -142,7 +149,8 @@ def test_secrets_are_found_nowhere(
         tools=[lookup],
         mcp_servers={"noisy": server},
     ) as session:
-        result = session.run(f'@@[{{"shell": "{sys.executable} dump.py"}}, {{"shell": "env; echo $OPENAI_API_KEY"}}]@@')
+        steps = [patient(harness, f"{sys.executable} dump.py"), {"shell": "env; echo $OPENAI_API_KEY"}]
+        result = session.run(f"@@{json.dumps(steps)}@@")
         assert result.stop_reason == "done"
         places["result"] = repr(result).encode() + repr(result.events).encode()
         places["state"] = session.state().dumps()

@@ -17,6 +17,9 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.conftest import keepers_of, processes_of, wait_until
+from tests.sessions.programs import FAKE_PROGRAM
+from tests.sessions.test_kill import App, journal
 
 import hostler
 from hostler import portal
@@ -25,9 +28,6 @@ from hostler.host import Host
 from hostler.host.gc import unowned
 from hostler.host.upkeep import KeptProgram, kill, programs
 from hostler.testing.model_server import ModelServer
-from tests.conftest import keepers_of, processes_of, wait_until
-from tests.sessions.programs import FAKE_PROGRAM
-from tests.sessions.test_kill import App, journal
 
 FAKE = FAKE_PROGRAM.harness
 ENDLESS = '[{"text": "a"}, {"spawn": "setsid", "seconds": 60}, {"hang": true}]'
@@ -273,7 +273,9 @@ def test_the_program_and_the_folder_of_a_deleted_session_go(
 
 def test_a_program_whose_store_was_deleted_goes(options: dict[str, Any], tmp_path: Path) -> None:
     other = tmp_path / "other"
-    app = App({"harness": "fake", "options": {**options, "state_dir": str(other)}, "prompts": ["hi"], "leave": "detach"})
+    app = App(
+        {"harness": "fake", "options": {**options, "state_dir": str(other)}, "prompts": ["hi"], "leave": "detach"}
+    )
     app.until("state", 3)
     assert app.process.wait(20) == 0
     app.kill()

@@ -6,8 +6,6 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from rich.table import Table
-
 from .. import portal
 from ..host import Host
 from ..host.gc import unowned
@@ -28,14 +26,13 @@ def ps_command() -> int:
     if not found:
         out.print(f"no programs run for {printable(state_dir())}", soft_wrap=True)
         return 0
-    table = Table("session", "program", "pid", "state", "age", "memory", box=None, pad_edge=False)
-    for name in ("pid", "age", "memory"):
-        next(c for c in table.columns if c.header == name).justify = "right"
-    for column in table.columns:
-        column.no_wrap = True
-    for p in found:
-        table.add_row(printable(p.session), printable(p.program), str(p.pid), p.state, _age(p), _memory(p))
-    out.print(table, soft_wrap=True)
+    rows = [("session", "program", "pid", "state", "age", "memory")]
+    rows += [(printable(p.session), printable(p.program), str(p.pid), p.state, _age(p), _memory(p)) for p in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:  # not a table of rich: that cuts keys off where the terminal is narrow
+        out.print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), soft_wrap=True
+        )
     return 0
 
 

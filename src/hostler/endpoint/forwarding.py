@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from hostler.types.events import ModelCall
@@ -16,7 +16,7 @@ from hostler.types.result import Usage
 
 from . import price
 from .failures import Failure, final_answer, told_in_stream
-from .routes import Route
+from .routes import Route, WireName
 from .scrub import Scrub
 from .serving import Send
 from .upstream import Answer, Cut, Upstream
@@ -41,7 +41,8 @@ class Call(Protocol):
 
 @dataclass(eq=False)
 class Client:
-    """A session's access to its model: what was opened for a token, and how its last calls went."""
+    """A session's access to its model: what was opened for a token, and how its last calls went. ``translating``: it
+    is that of a translation, which asks OpenAI in either of its wires, as the model demands."""
 
     route: Route
     on_call: Callable[[ModelCall], None]
@@ -53,6 +54,15 @@ class Client:
     cuts: int = 0
     cut_at: float = 0.0
     waited: float = 0.0
+    translating: bool = False
+
+    def asking(self, wire: WireName) -> Client | None:
+        """This client for a call in ``wire``, or None when it may not ask in it."""
+        if wire == self.route.asked:
+            return self
+        if self.translating and {wire, self.route.wire} == {"chat", "responses"}:
+            return replace(self, route=replace(self.route, wire=wire))
+        return None
 
     def note_broken(self, failure: Failure, began: float) -> None:
         """Count a stream that ended early. Streams that ran side by side and broke together count once."""

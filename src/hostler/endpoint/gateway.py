@@ -190,12 +190,14 @@ class Endpoint:
         headers: Mapping[str, str],
         raw: bytes | None,
     ) -> None:
-        route, path = client.route, scope["path"]
+        path = scope["path"]
         counting = path == COUNT_PATH
         wire: WireName = "anthropic" if counting else PATHS[path]
-        if wire != route.asked or (counting and route.program is not None):
+        asking = client.asking(wire)
+        if asking is None or (counting and asking.route.program is not None):
             await _refuse(send, wire, 404, "not_found_error", f"The model of this session is not asked at {path}.")
             return
+        client, route = asking, asking.route
         if raw is None:
             await _refuse(send, wire, 413, "request_too_large", f"A request may have {BODY_LIMIT} bytes.")
             return
@@ -238,7 +240,10 @@ class Endpoint:
             url = route.url + "/count_tokens" if counting else route.url
             if wire == "anthropic" and scope["query_string"] == b"beta=true":
                 url += "?beta=true"
-            content = json.dumps(pin(body, route.model, wire)).encode()
+            sent_body = pin(body, route.model, wire)
+            if client.translating and wire == "responses":
+                sent_body["store"] = False  # the program did not ask to have its conversation kept there
+            content = json.dumps(sent_body).encode()
             sent = _sent_headers(client, headers)
             call.task = asyncio.create_task(forward.run(url, sent, content, counted=not counting))
         client.calls.add(call)

@@ -56,7 +56,8 @@ class Translated:
         """Ask ``request``, which is in the program's wire."""
         upstream = self._route.upstream
         models = frozenset({upstream.model})
-        self._admit(self._token, Client(upstream, self._hear, self._client.tag, models, lambda: None))
+        access = Client(upstream, self._hear, self._client.tag, models, lambda: None, translating=True)
+        self._admit(self._token, access)
         asked = {
             "wire": self._route.asked,
             "upstream": upstream.wire,

@@ -10,13 +10,53 @@ from .routes import WireName
 # An allow-list: LiteLLM takes its own settings (addresses, callbacks, fallbacks) from the same keywords.
 _FIELDS: Mapping[WireName, frozenset[str]] = {
     "anthropic": frozenset(
-        ["messages", "system", "max_tokens", "stream", "temperature", "top_p", "top_k", "stop_sequences", "tools", "tool_choice", "thinking", "output_config"]
+        [
+            "messages",
+            "system",
+            "max_tokens",
+            "stream",
+            "temperature",
+            "top_p",
+            "top_k",
+            "stop_sequences",
+            "tools",
+            "tool_choice",
+            "thinking",
+            "output_config",
+        ]
     ),
     "responses": frozenset(
-        ["input", "instructions", "stream", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "text", "temperature", "top_p", "max_output_tokens", "include"]
+        [
+            "input",
+            "instructions",
+            "stream",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+            "reasoning",
+            "text",
+            "temperature",
+            "top_p",
+            "max_output_tokens",
+            "include",
+        ]
     ),
     "chat": frozenset(
-        ["messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "reasoning_effort", "response_format"]
+        [
+            "messages",
+            "stream",
+            "stream_options",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+            "temperature",
+            "top_p",
+            "max_tokens",
+            "max_completion_tokens",
+            "stop",
+            "reasoning_effort",
+            "response_format",
+        ]
     ),
 }
 _REQUIRED: Mapping[WireName, str] = {"anthropic": "messages", "responses": "input", "chat": "messages"}
@@ -42,4 +82,6 @@ def translatable(wire: WireName, body: Mapping[str, Any]) -> dict[str, Any]:
             request.pop(key, None)
     if wire == "anthropic":
         request.setdefault("max_tokens", 4096)  # the wire demands it, and so does the translation
+    if wire == "chat" and request.get("stream"):
+        request["stream_options"] = {"include_usage": True}
     return request

@@ -39,10 +39,10 @@ class Translation:
     def __init__(self, litellm: Any, openai: Any, endpoint: str) -> None:
         self._litellm = litellm
         self._openai = openai
-        transport = httpx.AsyncHTTPTransport(uds=endpoint, verify=False, limits=httpx.Limits(max_connections=None))
-        self._http = httpx.AsyncClient(transport=transport, timeout=_DAY, trust_env=False)
-        self._handler = importlib.import_module("litellm.llms.custom_httpx.http_handler").AsyncHTTPHandler()
-        self._handler.client = self._http
+        self._http = _client(endpoint)
+        # LiteLLM makes a client for each provider; the OpenAI one is given with each call
+        handler = importlib.import_module("litellm.llms.custom_httpx.http_handler").AsyncHTTPHandler
+        handler.create_client = lambda *_, **__: _client(endpoint)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
@@ -95,7 +95,6 @@ class Translation:
             "drop_params": True,
         }
         if upstream == "anthropic":
-            given["client"] = self._handler
             given["cache_control_injection_points"] = _CACHED  # else every call pays for the whole conversation
         else:
             given["client"] = self._openai.AsyncOpenAI(
@@ -106,6 +105,12 @@ class Translation:
         if wire == "responses":
             return await self._litellm.aresponses(**given)
         return await self._litellm.acompletion(**given)
+
+
+def _client(endpoint: str) -> httpx.AsyncClient:
+    """Reaches the endpoint, whatever the address."""
+    transport = httpx.AsyncHTTPTransport(uds=endpoint, verify=False, limits=httpx.Limits(max_connections=None))
+    return httpx.AsyncClient(transport=transport, timeout=_DAY, trust_env=False)
 
 
 async def _events(wire: str, answer: Any) -> AsyncIterator[bytes]:

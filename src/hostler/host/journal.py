@@ -16,13 +16,15 @@ _KEEP = 10_000  # records that wait in memory for a slow reader before it is sen
 class Follower:
     """One reader of one session's journal, from ``after`` on. ``turn`` limits it to one turn, up to its `Done`."""
 
-    def __init__(self, journal: Journal, session: int, after: int, turn: str | None = None) -> None:
+    def __init__(
+        self, journal: Journal, session: int, after: int, turn: str | None = None, *, current: bool = False
+    ) -> None:
         self._journal = journal
         self.session = session
         self.turn = turn
         self._last = after  # number of the last record that is in _ready or was given out
         self._ready: list[Record] = []
-        self._live = False  # every later record will be pushed; else the store has to be read
+        self._live = current  # every later record will be pushed; else the store has to be read
         self._pushed = False
         self._wake = asyncio.Event()
         self._ended = False
@@ -76,8 +78,7 @@ class Follower:
         return mine
 
     def wake(self) -> None:
-        """Look again at who writes."""
-        self._live = False
+        """Look again at who writes. What another process wrote meanwhile is missed by its number, or by the next poll."""
         self._wake.set()
 
     def fail(self, error: Exception) -> None:
@@ -99,8 +100,9 @@ class Journal:
         self.writes_here = writes_here
         self._followers: dict[int, set[Follower]] = {}
 
-    def follow(self, session: int, after: int, turn: str | None = None) -> Follower:
-        follower = Follower(self, session, after, turn)
+    def follow(self, session: int, after: int, turn: str | None = None, *, current: bool = False) -> Follower:
+        """``current``: record ``after`` was published just now, so nothing need be looked up."""
+        follower = Follower(self, session, after, turn, current=current)
         self._followers.setdefault(session, set()).add(follower)
         return follower
 

@@ -184,6 +184,13 @@ class LiveSession:
         if self.running is not None and self.running.turn in ids:
             self.running.put(Stop(reason))  # type: ignore[arg-type]
 
+    async def interrupt(self) -> None:
+        """Ask for the end of the turn that runs; those that wait go on waiting."""
+        accepted = await self.host.store.read(lambda conn: queries.open_turns(conn, self.id))
+        for turn in accepted:
+            if turn.status == "running":
+                await self.stop_turn(turn.id, "interrupted")
+
     def answer(self, id: str, allow: bool, reason: str | None) -> None:
         if self.running is None or id not in self.running.approvals:
             raise HarnessError(

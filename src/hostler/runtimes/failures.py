@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hostler.types.result import ErrorInfo
 
 
-def http_failure(status: int | None, message: str) -> ErrorInfo:
-    """The ErrorInfo of a model call that was answered with ``status`` (None: not answered, or in the middle)."""
+def http_failure(status: Any, message: str) -> ErrorInfo:
+    """The ErrorInfo of a model call that was answered with ``status`` (no number: not answered, or in the middle)."""
     if status in (401, 403):
         return ErrorInfo("model_auth", message)
     if status == 429:
         return ErrorInfo("model_rate_limited", message, retryable=True)
-    if status is not None and 400 <= status < 500 and status != 408:
+    if isinstance(status, int) and 400 <= status < 500 and status != 408:
         return ErrorInfo("model_refused", message)
     return ErrorInfo("model_unavailable", message, retryable=True)

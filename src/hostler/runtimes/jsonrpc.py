@@ -61,17 +61,30 @@ def new_state(version: int, **fields: Any) -> CodecState:
     return {"v": version, "next": 1, "open": {}, **fields}
 
 
+def obj(value: Any) -> dict[str, Any]:
+    """An object, whatever the program put there instead."""
+    return value if isinstance(value, dict) else {}
+
+
+def objs(value: Any) -> list[dict[str, Any]]:
+    """The objects in a list."""
+    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
+
+
+def strs(value: Any) -> list[str]:
+    """The strings in a list."""
+    return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []
+
+
 def error_text(message: dict[str, Any]) -> str:
     """What a JSON-RPC error says, with its data where that adds something."""
     error = message.get("error")
     if not isinstance(error, dict):
         return str(error)
     data = error.get("data")
-    detail = (
-        data if isinstance(data, str) else (data or {}).get("message") or (data or {}).get("details") if data else None
-    )
+    detail = data if isinstance(data, str) else obj(data).get("message") or obj(data).get("details")
     text = str(error.get("message") or error.get("code") or "unknown error")
-    return f"{text}: {detail}" if detail and detail not in text else text
+    return f"{text}: {detail}" if detail and str(detail) not in text else text
 
 
 def _copy(value: Any) -> Any:

@@ -6,12 +6,26 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 PREVIEW = 300
 _TRIES = 16  # of "{" on one line that begin no object: bounds the work on a line that is not JSON at all
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair: legal in JSON, in no encoding
-_DECODER = json.JSONDecoder(parse_constant=lambda _: None)  # NaN and Infinity are not JSON
+_DIGITS = 4000  # Python reads no longer whole numbers
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if isfinite(value) else None
+
+
+# NaN and Infinity are not JSON, and a number that no store can hold is nothing.
+_DECODER = json.JSONDecoder(
+    parse_constant=lambda _: None,
+    parse_float=_finite,
+    parse_int=lambda text: int(text) if len(text) < _DIGITS else None,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+from sqlalchemy import JSON, Connection, Row, bindparam, delete, func, insert, select, update
 
 from ..types.errors import LeaseLost, OptionsMismatch, SessionBusy, SessionLost
 from ..types.events import Accepted, Done, Event, Record, event_from_dict, event_to_dict, result_to_dict
@@ -109,8 +110,11 @@ def find_session(conn: Connection, key: str) -> Row[Any] | None:
     return conn.execute(select(sessions).where(sessions.c.key == key)).first()
 
 
+_GET_SESSION = select(sessions).where(sessions.c.id == bindparam("s"))
+
+
 def get_session(conn: Connection, session: int) -> Row[Any]:
-    row = conn.execute(select(sessions).where(sessions.c.id == session)).first()
+    row = conn.execute(_GET_SESSION, {"s": session}).first()
     if row is None:
         raise SessionLost("This session was deleted from the store.")
     return row
@@ -139,11 +143,16 @@ def delete_session(conn: Connection, lease: Lease) -> None:
 def claim(conn: Connection, session: int, host: str, is_dead: IsDead) -> Lease | None:
     """Take the session's lease, or None while a living host runs a turn in it."""
     row = get_session(conn, session)
+    if (lease := _claimable(conn, row, host, is_dead)) is not None:
+        conn.execute(update(sessions).where(sessions.c.id == session).values(holder=host, epoch=lease.epoch, busy=True))
+    return lease
+
+
+def _claimable(conn: Connection, row: Row[Any], host: str, is_dead: IsDead) -> Lease | None:
     if row.busy and (row.holder == host or not _dead(conn, row.holder, is_dead)):
         return None
     epoch = row.epoch if row.holder == host and row.epoch else row.epoch + 1
-    conn.execute(update(sessions).where(sessions.c.id == session).values(holder=host, epoch=epoch, busy=True))
-    return Lease(session, row.key, host, epoch)
+    return Lease(row.id, row.key, host, epoch)
 
 
 def claim_parked(conn: Connection, session: int, host: str, is_dead: IsDead, program: dict[str, Any]) -> Lease | None:
@@ -210,6 +219,15 @@ def _turn(row: Row[Any], key: str) -> Turn:
     return Turn(row.id, row.session, key, row.owner, row.status, row.first, row.input, row.stop, row.result)
 
 
+_WAITING = select(func.count()).select_from(turns).where(turns.c.session == bindparam("s"), turns.c.status.in_(OPEN))
+_INSERT_TURN = insert(turns)
+_ACCEPTED = (
+    update(sessions)
+    .where(sessions.c.id == bindparam("s"))
+    .values(**{name: bindparam(name + "_") for name in ("seq", "updated", "holder", "epoch", "busy")})
+)
+
+
 def accept(
     conn: Connection,
     session: int,
@@ -228,21 +246,26 @@ def accept(
         if known.session != session or known.input != input:
             raise OptionsMismatch(f"This run_id was used for something else in session {known.key!r}.")
         return known, None, []
-    waiting = conn.execute(
-        select(func.count()).select_from(turns).where(turns.c.session == session, turns.c.status.in_(OPEN))
-    ).scalar_one()
+    waiting = conn.execute(_WAITING, {"s": session}).scalar_one()
     if reject_busy and (waiting or row.busy):
         raise SessionBusy(f"Session {row.key!r} runs a turn already ({waiting} accepted). Try again when it is done.")
+    lease = _claimable(conn, row, host, is_dead) if not waiting else None
     conn.execute(
-        insert(turns).values(
-            id=turn, session=session, owner=host, status="queued", accepted=now, first=row.seq + 1, input=input
-        )
+        _INSERT_TURN,
+        {
+            "id": turn,
+            "session": session,
+            "owner": host,
+            "status": "running" if lease else "queued",
+            "accepted": now,
+            "first": row.seq + 1,
+            "input": input,
+        },
     )
-    lease = claim(conn, session, host, is_dead) if not waiting else None
-    if lease:
-        conn.execute(update(turns).where(turns.c.id == turn).values(status="running"))
     written = _write(conn, row.key, session, row.seq, turn, [(accepted, None)], now)
-    conn.execute(update(sessions).where(sessions.c.id == session).values(seq=row.seq + 1, updated=now))
+    holder, epoch, busy = (lease.holder, lease.epoch, True) if lease else (row.holder, row.epoch, row.busy)
+    values = {"seq_": row.seq + 1, "updated_": now, "holder_": holder, "epoch_": epoch, "busy_": busy}
+    conn.execute(_ACCEPTED, {"s": session, **values})
     begun = Turn(turn, session, row.key, host, "queued", row.seq + 1, input, None, None)
     return begun, lease, written
 
@@ -359,6 +382,11 @@ def read_up_to(frame: int, progress: dict[str, Any]) -> ProgramAfter:
     return {"frame": frame, "progress": progress}
 
 
+_FINISHED = (
+    update(turns).where(turns.c.id == bindparam("t")).values(status="done", result=bindparam("result_", type_=JSON))
+)
+
+
 def finish(
     conn: Connection,
     lease: Lease,
@@ -388,13 +416,22 @@ def finish(
     if native_id is not None:
         values |= _named(conn, lease, native_id)
     written = _advance(conn, lease, turn, [*events, (Done(result), None)], values, now)
-    conn.execute(update(turns).where(turns.c.id == turn).values(status="done", result=result_to_dict(result)))
+    conn.execute(_FINISHED, {"t": turn, "result_": result_to_dict(result)})
     return written
 
 
-_ADVANCE = update(sessions).where(
-    sessions.c.id == bindparam("s"), sessions.c.epoch == bindparam("e"), sessions.c.holder == bindparam("h")
+_ADVANCE = (
+    update(sessions)
+    .where(sessions.c.id == bindparam("s"), sessions.c.epoch == bindparam("e"), sessions.c.holder == bindparam("h"))
+    .returning(sessions.c.seq)
 )
+
+
+@cache
+def _advancing(columns: tuple[str, ...]) -> Any:
+    """The statement that sets these columns, made once: making it costs more than running it."""
+    given = {name: bindparam(name + "_", type_=sessions.c[name].type) for name in columns}
+    return _ADVANCE.values(seq=sessions.c.seq + bindparam("count"), **given)
 
 
 def _advance(
@@ -406,8 +443,14 @@ def _advance(
     now: float,
 ) -> list[Record]:
     seq = conn.execute(
-        _ADVANCE.values(seq=sessions.c.seq + len(events), **values).returning(sessions.c.seq),
-        {"s": lease.session, "e": lease.epoch, "h": lease.holder},
+        _advancing(tuple(values)),
+        {
+            "s": lease.session,
+            "e": lease.epoch,
+            "h": lease.holder,
+            "count": len(events),
+            **{name + "_": value for name, value in values.items()},
+        },
     ).scalar()
     if seq is None:
         _held(conn, lease)  # raises: gone or taken over

@@ -36,6 +36,7 @@ class Baseline:
         self._path = path
         self._lock = threading.Lock()  # held for a query or for one batch, never while files are read
         self._wanted: tuple[Root, Snapshot] | None = None
+        self._known: dict[str, Entry] = {}  # what was seen when all of it had been read
         self._thread: threading.Thread | None = None
         self._closed = False
         self._db = _open(path)
@@ -60,7 +61,7 @@ class Baseline:
     def refresh(self, root: Root, snapshot: Snapshot) -> None:
         """Have what ``snapshot`` saw read in the background, as far as it is not known yet. Returns at once."""
         with self._lock:
-            if self._closed:
+            if self._closed or (self._wanted is None and self._thread is None and snapshot.entries == self._known):
                 return
             self._wanted = (root, snapshot)
             if self._thread is None:
@@ -99,6 +100,7 @@ class Baseline:
                     self._db.close()
                     _discard(self._path)
                     self._db = _open(self._path)
+                    self._known = {}
 
     def _fill(self, root: Root, snapshot: Snapshot) -> None:
         with self._lock:
@@ -113,7 +115,8 @@ class Baseline:
         started = time.monotonic()
         for path, entry in missing:
             if self._closed or self._wanted is not None:
-                break
+                self._put(rows)
+                return
             with contextlib.suppress(Changed):
                 data = read_as(root, path, entry)
                 rows.append((os.fsencode(path), _key(entry), None if data is None else zlib.compress(data, 1)))
@@ -123,6 +126,7 @@ class Baseline:
                 time.sleep(_SLICE)
                 started = time.monotonic()
         self._put(rows)
+        self._known = snapshot.entries
 
     def _put(self, rows: list[tuple[bytes, str, bytes | None]]) -> None:
         with self._lock, self._db:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hostler.runtimes.acp.updates import Naming, fold_update, native_name, next_call, normal_name
-from hostler.runtimes.jsonrpc import Step, error_text, new_state
+from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj, objs
 from hostler.runtimes.lines import decode_line
 from hostler.types.events import Approval, ModelCall, Notice, Retract, ToolResult
 from hostler.types.result import ErrorInfo
@@ -112,9 +112,9 @@ class AcpCodec:
                 if "method" not in message:
                     self._answer(step, message)
                 elif "id" in message:
-                    self._asked(step, message["id"], str(message["method"]), message.get("params") or {})
+                    self._asked(step, message["id"], str(message["method"]), obj(message.get("params")))
                 elif message["method"] == "session/update":
-                    self._told(step, message.get("params") or {})
+                    self._told(step, obj(message.get("params")))
             if line.noise:
                 step.emit(Notice("noise", line.noise))
         return step.done()
@@ -142,7 +142,7 @@ class AcpCodec:
         if not found:
             return
         method, note = found
-        result = message.get("result") or {}
+        result = obj(message.get("result"))
         if method == "session/prompt":
             self._prompt_answered(step, message, note)
         elif "error" in message:
@@ -158,8 +158,8 @@ class AcpCodec:
         if not step.state["resume"]:
             _join(step, "session/new")
             return
-        able = result.get("agentCapabilities") or {}
-        if "resume" in (able.get("sessionCapabilities") or {}):
+        able = obj(result.get("agentCapabilities"))
+        if "resume" in obj(able.get("sessionCapabilities")):
             step.state["method"] = "session/resume"
         elif able.get("loadSession"):
             step.state["method"] = "session/load"
@@ -181,7 +181,7 @@ class AcpCodec:
         elif "error" in message:
             turn["ended"] = {"error": message["error"]}
         else:
-            turn["ended"] = {"stop": (message.get("result") or {}).get("stopReason")}
+            turn["ended"] = {"stop": obj(message.get("result")).get("stopReason")}
         if not turn["prompts"]:
             self._end(step, turn["ended"] or {"stop": "end_turn"})
 
@@ -210,7 +210,7 @@ class AcpCodec:
     def _told(self, step: Step, params: dict[str, Any]) -> None:
         turn = step.state["turn"]
         if turn and turn["input"] is None and params.get("sessionId") == step.state["session"]:
-            fold_update(step, params.get("update") or {}, self._naming)
+            fold_update(step, obj(params.get("update")), self._naming)
 
     # ---- what the agent asks ----------------------------------------------------------------------------------------
 
@@ -218,8 +218,8 @@ class AcpCodec:
         if method != "session/request_permission":
             step.refuse(f"refused:{number}", number, method)
             return
-        turn, call = step.state["turn"], params.get("toolCall") or {}
-        options = {str(o.get("kind")): o.get("optionId") for o in params.get("options") or []}
+        turn, call = step.state["turn"], obj(params.get("toolCall"))
+        options = {str(o.get("kind")): o.get("optionId") for o in objs(params.get("options"))}
         if not turn or turn["interrupt"]:
             step.reply(f"answer:{number}", number, _CANCELLED)
             return
@@ -245,7 +245,7 @@ def _join(step: Step, method: str) -> None:
 
 def _located(step: Step, result: dict[str, Any]) -> None:
     cwd, resume = step.state["setup"]["cwd"], step.state["resume"]
-    if any(s.get("sessionId") == resume and s.get("cwd") == cwd for s in result.get("sessions") or []):
+    if any(s.get("sessionId") == resume and s.get("cwd") == cwd for s in objs(result.get("sessions"))):
         _join(step, step.state["method"])
     else:
         _unfit(step, f"The agent has no session {resume} in {cwd}: it does not know it, or made it somewhere else.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hostler.runtimes.jsonrpc import Step
+from hostler.runtimes.jsonrpc import Step, obj, objs
 from hostler.types.events import Reasoning, Text, ToolCall, ToolResult
 from hostler.types.runtime import StepStarted
 
@@ -62,12 +62,16 @@ def normal_name(native: str, kind: Any) -> str:
 
 def _chunk(step: Step, update: dict[str, Any], event: type[Text] | type[Reasoning]) -> None:
     turn, state = step.state["turn"], step.state
-    content = update.get("content") or {}
-    text = content.get("text") if isinstance(content, dict) else None
+    text = obj(update.get("content")).get("text")
     if not isinstance(text, str) or not text:
         return
     next_call(step, seen=True)
-    name = update.get("messageId") or f"{turn['id']}:{turn['block']}{'' if event is Text else ':thought'}"
+    given = update.get("messageId")
+    name = (
+        given
+        if given and isinstance(given, str)
+        else f"{turn['id']}:{turn['block']}{'' if event is Text else ':thought'}"
+    )
     if event is Text and name != turn["message"]:
         _new_message(step, name)
     item = f"{name}#{turn['attempt']}" if turn["attempt"] else name
@@ -128,8 +132,8 @@ def _named(update: dict[str, Any], naming: Naming) -> tuple[str, str, bool]:
 
 
 def _output(update: dict[str, Any]) -> str:
-    parts = [p for p in update.get("content") or [] if isinstance(p, dict)]
-    texts = [str((p.get("content") or {}).get("text") or "") for p in parts if p.get("type") == "content"]
+    parts = objs(update.get("content"))
+    texts = [str(obj(p.get("content")).get("text") or "") for p in parts if p.get("type") == "content"]
     if any(texts):
         return "\n".join(texts)
     raw = update.get("rawOutput")

@@ -16,7 +16,7 @@ from hostler.runtimes.codex.items import (
     tool_result,
 )
 from hostler.runtimes.codex.launch import PROVIDER, approval_policy, sandbox_policy
-from hostler.runtimes.jsonrpc import Step, error_text, new_state
+from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj, objs, strs
 from hostler.runtimes.lines import decode_line
 from hostler.types.events import Approval, Compaction, ModelCall, Notice, Reasoning, Retract, Text, ToolCall, ToolResult
 from hostler.types.result import ErrorInfo
@@ -109,9 +109,9 @@ class CodexCodec:
             if "method" not in message:
                 _answer(step, message)
             elif "id" in message:
-                _asked(step, message["id"], str(message["method"]), message.get("params") or {})
+                _asked(step, message["id"], str(message["method"]), obj(message.get("params")))
             else:
-                _told(step, str(message["method"]), message.get("params") or {})
+                _told(step, str(message["method"]), obj(message.get("params")))
         if line.noise:
             step.emit(Notice("noise", line.noise))
         return step.done()
@@ -243,14 +243,14 @@ def _answer(step: Step, message: dict[str, Any]) -> None:
         elif method == "turn/steer":
             step.emit(Notice("steer_refused", text))
         return
-    result = message.get("result") or {}
+    result = obj(message.get("result"))
     if method in ("thread/start", "thread/resume"):
         _joined(step, result)
 
 
 def _joined(step: Step, result: dict[str, Any]) -> None:
     state = step.state
-    thread = (result.get("thread") or {}).get("id")
+    thread = obj(result.get("thread")).get("id")
     if not isinstance(thread, str) or (state["resume"] and thread != state["resume"]):
         _unfit(step, f"Codex opened the thread {thread!r} instead of {state['resume']!r}.")
         return
@@ -300,7 +300,7 @@ def _told(step: Step, method: str, params: dict[str, Any]) -> None:
 def _current(step: Step, method: str, params: dict[str, Any]) -> bool:
     """Whether a notification belongs to the open turn."""
     turn = step.state["turn"]
-    native = params.get("turnId") or (params.get("turn") or {}).get("id")
+    native = params.get("turnId") or obj(params.get("turn")).get("id")
     if not turn or turn["input"] is not None or not native or native == step.state["ended"]:
         return False
     if method == "turn/started":
@@ -310,7 +310,7 @@ def _current(step: Step, method: str, params: dict[str, Any]) -> bool:
 
 def _in_turn(step: Step, method: str, params: dict[str, Any]) -> None:
     state, turn = step.state, step.state["turn"]
-    item = params.get("item") or {}
+    item = obj(params.get("item"))
     match method:
         case "turn/started":
             step.emit(StepStarted())
@@ -331,14 +331,14 @@ def _in_turn(step: Step, method: str, params: dict[str, Any]) -> None:
         case "rawResponse/completed":
             turn["over"] = True
         case "thread/tokenUsage/updated" if not state["raw"]:
-            _counted(step, (params.get("tokenUsage") or {}).get("total"))
+            _counted(step, obj(params.get("tokenUsage")).get("total"))
         case "error" if params.get("willRetry"):
             _retract(step)
-            step.emit(Notice("model_retry", str((params.get("error") or {}).get("message") or "")))
+            step.emit(Notice("model_retry", str(obj(params.get("error")).get("message") or "")))
         case "model/rerouted":
             step.emit(Notice("model_rerouted", f"{params.get('fromModel')} to {params.get('toModel')}"))
         case "turn/completed":
-            _turn_over(step, params.get("turn") or {})
+            _turn_over(step, obj(params.get("turn")))
 
 
 def _next_call(step: Step) -> None:
@@ -368,7 +368,7 @@ def _delta(method: str, params: dict[str, Any]) -> CodecEvent:
 
 def _started(step: Step, item: dict[str, Any]) -> list[CodecEvent]:
     if item.get("type") == "fileChange":
-        changes = item.get("changes") or []
+        changes = objs(item.get("changes"))
         if len(str(changes)) > PATCH_LIMIT:
             changes = [{k: v for k, v in change.items() if k != "diff"} for change in changes]
         step.state["patches"][item.get("id")] = changes
@@ -391,7 +391,7 @@ def _completed(step: Step, item: dict[str, Any]) -> list[CodecEvent]:
     if not result:
         return []
     if item.get("type") == "collabAgentToolCall":
-        state["agents"].update(dict.fromkeys(item.get("receiverThreadIds") or [], result.id))
+        state["agents"].update(dict.fromkeys(strs(item.get("receiverThreadIds")), result.id))
     if result.id in state["calls"]:
         state["calls"].remove(result.id)
         return [result]
@@ -402,8 +402,9 @@ def _completed(step: Step, item: dict[str, Any]) -> list[CodecEvent]:
 def _whole(item: dict[str, Any]) -> list[CodecEvent]:
     number = str(item.get("id"))
     if item.get("type") == "agentMessage":
-        return [Text(number, item["text"])] if item.get("text") else []
-    text = "\n\n".join(item.get("summary") or item.get("content") or [])
+        text = item.get("text")
+        return [Text(number, text)] if isinstance(text, str) and text else []
+    text = "\n\n".join(strs(item.get("summary")) or strs(item.get("content")))
     return [Reasoning(number, text)] if text else []
 
 
@@ -443,7 +444,7 @@ def _turn_over(step: Step, turn: dict[str, Any]) -> None:
     elif status == "interrupted":
         _end(step, Ended("interrupted"))
     else:
-        _end(step, Ended("error", error=error_info(turn.get("error") or {})))
+        _end(step, Ended("error", error=error_info(obj(turn.get("error")))))
 
 
 def _end(step: Step, ended: Ended) -> None:
@@ -465,7 +466,7 @@ def _sub_agent(step: Step, method: str, params: dict[str, Any]) -> None:
     parent = step.state["agents"].get(params.get("threadId"))
     if not step.state["turn"] or not parent:
         return
-    item = params.get("item") or {}
+    item = obj(params.get("item"))
     events: list[CodecEvent] = []
     if method in ("item/agentMessage/delta", "item/reasoning/summaryTextDelta", "item/reasoning/textDelta"):
         step.state["items"][params.get("itemId")] = True

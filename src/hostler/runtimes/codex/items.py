@@ -9,6 +9,7 @@ from typing import Any
 
 from hostler.runtimes.codex.launch import HOST_SERVER
 from hostler.runtimes.failures import http_failure
+from hostler.runtimes.jsonrpc import obj, objs
 from hostler.types.events import ToolCall, ToolResult
 from hostler.types.result import ErrorInfo
 
@@ -55,14 +56,14 @@ def tool_result(item: dict[str, Any]) -> ToolResult | None:
             return ToolResult(number, str(item.get("aggregatedOutput") or _status(item)), bad)
         case "fileChange":
             return ToolResult(
-                number, _status(item) or "\n".join(str(c.get("path")) for c in item.get("changes") or []), bad
+                number, _status(item) or "\n".join(str(c.get("path")) for c in objs(item.get("changes"))), bad
             )
         case "mcpToolCall":
             error = item.get("error")
             text = (
                 str(error.get("message"))
                 if isinstance(error, dict)
-                else content_text((item.get("result") or {}).get("content"))
+                else content_text(obj(item.get("result")).get("content"))
             )
             return ToolResult(number, text, bad or bool(error))
         case "dynamicToolCall":
@@ -70,7 +71,7 @@ def tool_result(item: dict[str, Any]) -> ToolResult | None:
         case "webSearch" | "imageView":
             return ToolResult(number, "")
         case "collabAgentToolCall":
-            states = item.get("agentsStates") or {}
+            states = obj(item.get("agentsStates"))
             told = [str(s.get("message")) for s in states.values() if isinstance(s, dict) and s.get("message")]
             return ToolResult(number, "\n".join(told), bad)
     return None
@@ -111,7 +112,7 @@ def raw_result(item: dict[str, Any]) -> ToolResult | None:
 
 def answer_of(turn: dict[str, Any]) -> str | None:
     """The last message of a completed turn, as far as Codex repeats it."""
-    said = [str(i.get("text") or "") for i in turn.get("items") or [] if i.get("type") == "agentMessage"]
+    said = [str(i.get("text") or "") for i in objs(turn.get("items")) if i.get("type") == "agentMessage"]
     return said[-1] if said else None
 
 

@@ -1,0 +1,79 @@
+"""Real agent programs on a provider that does not speak their wire: turns, usage, cost, and failures told alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hostler
+from hostler.harness import Harness, ModelCall, Text, ToolCall, ToolResult
+from hostler.testing.model_server import ModelServer
+
+pytest.importorskip("litellm")
+KEY = "planted-provider-key-51c9"
+CELLS = [
+    pytest.param(Harness.CLAUDE_CODE, "openai/gpt-5", id="claude_code-openai"),
+    pytest.param(Harness.CODEX, "anthropic/claude-sonnet-4-5", id="codex-anthropic"),
+]
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("nothing_left"), pytest.mark.xdist_group("translator")]
+
+
+def files_with(word: str, folder: Path) -> list[Path]:
+    return [p for p in folder.rglob("*") if p.is_file() and word.encode() in p.read_bytes()]
+
+
+@pytest.mark.parametrize(("harness", "model"), CELLS)
+def test_turns_with_a_tool(harness: Harness, model: str, models: ModelServer, state_dir: Path) -> None:
+    options: dict[str, Any] = {"model": model, "api_base": models.url, "api_key": KEY, "timeout": 60}
+    step = json.dumps([{"shell": "echo from-the-$((40+2))"}, {"text": "It said so, word by word.", "chunks": 5}])
+    with hostler.agent_session(harness, **options) as session:
+        first = session.run(f"Remember CODEWORD-one. @@{step}@@")
+        assert (first.stop_reason, first.text) == ("done", "It said so, word by word."), first
+        [call] = [e for e in first.events if isinstance(e, ToolCall)]
+        [result] = [e for e in first.events if isinstance(e, ToolResult)]
+        assert (call.name, result.is_error) == ("bash", False)
+        assert "from-the-42" in result.output
+        assert len([e for e in first.events if isinstance(e, Text) and e.delta]) >= 3  # streamed, not held back
+
+        second = session.run("What do you remember?")
+        assert "CODEWORD-one" in second.text
+        answered = [c for c in models.calls if c.api != "count_tokens"]
+        assert {c.api for c in answered} <= ({"chat", "responses"} if "openai" in model else {"anthropic"})
+        for run in (first, second):
+            calls = [e for e in run.events if isinstance(e, ModelCall)]
+            assert all(c.status == "ok" for c in calls)
+        assert session.usage.calls == len(answered)
+        assert session.usage.input_tokens == 150 * len(answered)  # as the scripted server tells it in its wire
+        assert session.usage.output_tokens == 40 * len(answered)
+        assert session.cost is not None
+        assert session.cost > 0
+        sent = [str(c.headers) for c in answered]
+        assert all(KEY in headers for headers in sent)
+        assert not any(KEY in json.dumps(c.body) for c in answered)
+    assert files_with(KEY, state_dir) == []
+    assert KEY not in repr((first, second))
+
+
+@pytest.mark.parametrize(("harness", "model"), CELLS)
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [
+        ({"error": 401}, "model_auth"),
+        ({"error": 429, "retry_after": 60}, "model_rate_limited"),
+        ({"error": 400, "message": "too clever"}, "model_refused"),
+        ({"text": "half of it", "drop": True}, "model_cut"),
+        ({"text": "x", "stream_error": "invalid_prompt"}, "model_refused"),
+    ],
+)
+def test_a_failing_model_ends_the_turn(
+    harness: Harness, model: str, step: dict[str, Any], code: str, models: ModelServer
+) -> None:
+    options: dict[str, Any] = {"model": model, "api_base": models.url, "api_key": KEY, "timeout": 60}
+    result = hostler.agent(harness, f"x @@{json.dumps(step)}@@", **options)
+    assert result.stop_reason == "error", result
+    assert result.error is not None
+    assert result.error.code == code
+    assert KEY not in repr(result)
