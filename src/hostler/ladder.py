@@ -30,9 +30,11 @@ from .types.errors import (
 from .types.runtime import LaunchContext, Runtime
 from .types.sandbox import Sandbox
 from .workspace import SessionDirs, native
+from .workspace.artifacts import FOLDER
 from .workspace.confined import Root
 
 MARK = "HOSTLER_RUN"
+ARTIFACTS = "HOSTLER_ARTIFACTS"
 
 
 class OtherVersion(StateIncompatible):
@@ -75,6 +77,16 @@ class Place:
     orphan_ttl: float
     spool_limit: int
 
+    @property
+    def virtual(self) -> bool:
+        """Whether the program sees the folders of the session under their virtual names."""
+        return self.sandbox.workdir == "/session"
+
+    @property
+    def artifacts(self) -> str:
+        """The folder for results, as the program sees it."""
+        return FOLDER if self.virtual else self.dirs.artifacts
+
     def fingerprint(self) -> str:
         """Changes when a live program cannot go on under these rules."""
         per_launch = {k: v for k, v in self.rules.items() if k not in _PER_TURN}
@@ -83,7 +95,7 @@ class Place:
 
 
 _INSTRUCTIONS = 1 << 16  # bytes of a project's instruction file that are read
-_PER_TURN = ("timeout", "max_cost", "metadata", "api_base")
+_PER_TURN = ("timeout", "max_cost", "metadata", "api_base", "trace", "redact")
 
 
 def may_resume(stored: Stored, place: Place) -> str | None:
@@ -157,7 +169,7 @@ async def launch(stored: Stored, place: Place) -> Launched:
             f"The working directory of session {stored.key!r} is gone: {sandbox.workdir}. Put it back, or begin a new session."
         )
     argv = runtime.find(rules["options"], sandbox.which)
-    for folder in (dirs.home, dirs.tmp):
+    for folder in (dirs.home, dirs.tmp, dirs.artifacts):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     native_id = await asyncio.to_thread(_restore, stored, place)
     await asyncio.to_thread(shutil.rmtree, dirs.keepers, True)  # logs of programs that are over
@@ -195,7 +207,7 @@ async def launch(stored: Stored, place: Place) -> Launched:
         )
         plan = runtime.launch(context)
         await asyncio.to_thread(_write_files, dirs, plan.files)
-        env = {**sandbox.environment(home=dirs.home, tmp=dirs.tmp), **plan.env}
+        env = {**sandbox.environment(home=dirs.home, tmp=dirs.tmp), **plan.env, ARTIFACTS: place.artifacts}
         spec = KeeperSpec(
             argv=sandbox.command(plan.argv, env, sandbox.workdir),
             env=env,

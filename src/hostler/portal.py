@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _START = 10.0
+_SLICE = 1.0
 
 
 class Engine:
@@ -68,6 +69,9 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
         )
     future = current.submit(coro)
     try:
+        # In slices: a signal that comes just before the wait begins is seen at the next one.
+        while not concurrent.futures.wait([future], timeout=_SLICE).done:
+            pass
         return future.result()
     except KeyboardInterrupt:
         future.cancel()

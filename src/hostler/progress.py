@@ -22,6 +22,7 @@ from .types.events import (
 from .types.result import ErrorInfo
 from .types.runtime import (
     Codec,
+    CodecEvent,
     Command,
     Ended,
     Folded,
@@ -187,10 +188,7 @@ def _is_sound(event: CodecEvent) -> bool:
     """Whether what must be text is text: a program may send anything where its protocol has a string."""
     if isinstance(event, In):
         event = event.event
-    for name in _STRINGS.get(type(event), ()):
-        if type(getattr(event, name)) is not str:
-            return False
-    return True
+    return all(type(getattr(event, name)) is str for name in _STRINGS.get(type(event), ()))
 
 
 def exit_error(progress: Progress) -> ErrorInfo:

@@ -172,8 +172,7 @@ class SessionCore:
 
     async def approvals(self) -> list[Approval]:
         """The questions of the running turn that nobody has answered."""
-        running = self._live.running
-        return [self._bound(a) for a in running.approvals.values()] if running is not None else []
+        return [self._bound(approval) for approval in await self._live.approvals()]
 
     async def answer(self, id: str, allow: bool, reason: str | None = None) -> None:
         """Answer an Approval. Raises HarnessError when it is not open."""

@@ -189,14 +189,16 @@ async def run_turn(
                 return await _over(program, progress, native_id, end, tuple(events), leftover)
             # A frame that gave nothing to tell or to say is stored with a later one; after a crash it is read again.
             if events or sends or named or unread >= _UNREAD:
-                journal.publish(await journal.append(events, progress, named))
-                await program.send(sends)
+                records = await journal.append(events, progress, named)
+                asked = [event for event, _ in events if isinstance(event, Approval)]
+                running.approvals |= {approval.id: approval for approval in asked}
                 for event, _ in events:
                     if isinstance(event, Answered):
                         running.approvals.pop(event.id, None)
-                    elif isinstance(event, Approval):
-                        running.approvals[event.id] = event
-                        ask(event)
+                journal.publish(records)
+                await program.send(sends)
+                for approval in asked:
+                    ask(approval)
             if unread >= _UNREAD:
                 await program.read_up_to(progress.frame)
                 unread = 0

@@ -29,7 +29,7 @@ def test_the_table_has_the_variables_that_are_read() -> None:
     source = "".join((ROOT / "src" / "hostler" / name).read_text() for name in READS)
     read = set(re.findall(r'"(HOSTLER_[A-Z_]+)"', source))
     table = (ROOT / "README.md").read_text().split("## Environment variables")[1]
-    assert set(re.findall(r"`(HOSTLER_[A-Z_]+)`", table)) == read
+    assert sorted(re.findall(r"`(HOSTLER_[A-Z_]+)`", table)) == sorted(read)
 
 
 def test_the_page_of_the_house_names_every_room() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostler.endpoint import Route, route_for
-from hostler.endpoint.scrub import MASK, Scrub
+from hostler.endpoint.scrub import MASK, Scrub, scrubbed
 from hostler.types.errors import CapabilityUnsupported, HarnessError, OptionsMismatch
 
 ENVIRON = {
@@ -90,7 +90,7 @@ def test_what_is_missing_or_wrong_is_named(model: str | None, given: dict[str, A
 @pytest.mark.parametrize(
     ("model", "wire", "words"),
     [
-        ("openai/gpt-x", "anthropic", "hostler[litellm]"),
+        ("openai/gpt-x", "anthropic", 'pip install "hostler[litellm]"'),
         ("anthropic/claude-x", "responses", "hostler[litellm]"),
         ("anthropic/claude-x", "chat", "openai/anthropic/claude-x"),
         ("gemini-x", "gemini", "'gemini'"),
@@ -99,7 +99,25 @@ def test_what_is_missing_or_wrong_is_named(model: str | None, given: dict[str, A
 )
 def test_a_wire_that_the_provider_does_not_speak(model: str, wire: str, words: str) -> None:
     with pytest.raises(CapabilityUnsupported, match=re.escape(words)):
-        route(model, wire)
+        route(model, wire, translates=lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("model", "wire", "url", "key"),
+    [
+        ("openai/gpt-x", "anthropic", "https://api.openai.com/v1/chat/completions", "openai-key"),
+        ("openai/meta/llama", "anthropic", "https://api.openai.com/v1/chat/completions", "openai-key"),
+        ("anthropic/claude-x", "responses", "https://api.anthropic.com/v1/messages", "anthropic-key"),
+        ("anthropic/claude-x", "chat", "https://api.anthropic.com/v1/messages", "anthropic-key"),
+    ],
+)
+def test_a_wire_that_is_translated(model: str, wire: str, url: str, key: str) -> None:
+    found = route(model, wire, translates=lambda: True)
+    assert (found.url, found.key, found.program, found.asked) == (url, key, wire, wire)
+    assert found.model == model.partition("/")[2]
+    assert found.upstream.asked == found.wire
+    assert route("openai/gpt-x", "chat", translates=lambda: True).program is None
+    assert route("litellm_proxy/x", wire, translates=lambda: True).program is None
 
 
 def test_a_route_does_not_show_its_key() -> None:
@@ -110,7 +128,7 @@ def test_a_route_does_not_show_its_key() -> None:
 
 @given(text=st.text(alphabet="abk", max_size=40), cuts=st.lists(st.integers(0, 40), max_size=5))
 def test_a_secret_is_removed_however_it_is_split(text: str, cuts: list[int]) -> None:
-    secret, data = "abkab", text.encode()
+    secret, data = "abkababk", text.encode()
     scrub, out, at = Scrub(secret), b"", 0
     for end in [*sorted(min(c, len(data)) for c in cuts), len(data)]:
         out += scrub.feed(data[at:end])
@@ -125,3 +143,5 @@ def test_nothing_is_held_back_without_need() -> None:
     assert scrub.feed(b"data: sec") == b"data: "
     assert scrub.feed(b"ond\n\n") == b"second\n\n"
     assert Scrub(None).feed(b"x") == b"x"
+    assert Scrub("EMPTY").feed(b'{"state": "EMPTY"}') == b'{"state": "EMPTY"}'  # as local servers are told
+    assert scrubbed("an EMPTY list", "EMPTY") == "an EMPTY list"

@@ -20,7 +20,7 @@ from hostler.testing.model_server import ModelServer
 KEY = "sk-planted-gateway-key-5b1c9e"  # the proxy's master key; nothing but hostler's own process may know it
 _ROOT = Path(__file__).resolve().parents[2]
 _PLACE = Path(os.environ.get("HOSTLER_TEST_LITELLM") or _ROOT / ".venv-litellm")
-_READY = 90.0
+_READY = 120.0
 
 # What the proxy makes of a call: the tags and the metadata that it would bill it to.
 _RECORDER = """
@@ -41,22 +41,23 @@ recorder = Recorder()
 
 @dataclass(frozen=True)
 class Gateway:
-    """The proxy, the scripted model behind it, and what the proxy billed."""
+    """The proxy, the scripted model behind it, and what the proxy booked."""
 
     url: str
     models: ModelServer
     log: Path
     recorded: Path
 
-    def billed(self, count: int) -> list[dict[str, Any]]:
-        """The last ``count`` calls as the proxy booked them; it does so a moment after it has answered."""
+    def booked(self, session: str, count: int) -> list[dict[str, Any]]:
+        """The session's calls as the proxy booked them, once there are ``count``: a moment after it has answered."""
         end = time.monotonic() + 10
         while time.monotonic() < end:
             lines = self.recorded.read_text().splitlines() if self.recorded.exists() else []
-            if len(lines) >= count:
-                return [json.loads(line) for line in lines][-count:]
+            calls = [call for call in map(json.loads, lines) if call["metadata"]["session"] == session]
+            if len(calls) >= count:
+                return calls
             time.sleep(0.05)
-        raise TimeoutError(f"The proxy booked {len(lines)} of {count} calls.")
+        raise TimeoutError(f"The proxy booked {len(calls)} of {count} calls.")
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +123,6 @@ def _wait_ready(gateway: Gateway, process: subprocess.Popen[bytes]) -> None:
 def gateway(_proxy: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
     """The proxy, named in the environment as its users do."""
     _proxy.models.clear()
-    _proxy.recorded.unlink(missing_ok=True)
     monkeypatch.setenv("LITELLM_PROXY_API_BASE", _proxy.url)
     monkeypatch.setenv("LITELLM_PROXY_API_KEY", KEY)
     return _proxy

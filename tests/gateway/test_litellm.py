@@ -37,11 +37,12 @@ def test_a_session_of_three_turns(
         s.run("Run the router unit tests and summarize failures. CODEWORD-two")
         r = s.run("Fix the first failure. Keep the diff small.")
         print(s.cost)
-    assert r.stop_reason == "done"
+    assert r.stop_reason == "done", r.error
     assert r.text.endswith("memo=CODEWORD-one,CODEWORD-two")
     calls = gateway.models.calls
     assert {c.api for c in calls} == {"anthropic" if group == "coder" else "responses"}
-    booked = gateway.billed(len(calls))
+    booked = gateway.booked(s.key, len(calls))
+    assert len(booked) == len(calls)
     assert {b["group"] for b in booked} == {group}
     printed = float(capsys.readouterr().out)
     assert printed > 0
@@ -86,7 +87,7 @@ def test_the_proxy_books_tags_and_metadata(gateway: Gateway, workspace: Path) ->
     ) as s:
         s.run("Hello.")
         key = s.key
-    (booked,) = gateway.billed(1)
+    (booked,) = gateway.booked(key, 1)
     assert booked["metadata"] == {"session": key, "team": "payments", "job": "x, y"}
     assert {f"session:{key}", "team:payments"} <= set(booked["tags"])
     assert not any("x, y" in tag for tag in booked["tags"])  # tags are parted by commas

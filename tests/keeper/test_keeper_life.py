@@ -231,7 +231,7 @@ def test_never_attached(tmp_path: Path, keep: Starter) -> None:
     run(work())
 
 
-def test_closed_stdout_is_not_the_end(tmp_path: Path, keep: Starter, guard: str) -> None:
+def test_closed_stdout_is_not_the_end_at_once(tmp_path: Path, keep: Starter, guard: str) -> None:
     code = """
 import os, sys
 print("last", flush=True)
@@ -251,7 +251,24 @@ for line in sys.stdin.buffer: os.write(2, line)
     run(work())
 
 
-def test_closed_stdin_is_not_the_end(tmp_path: Path, keep: Starter) -> None:
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+def test_what_lives_on_without_stdin_or_stdout_is_ended(tmp_path: Path, keep: Starter, stream: str) -> None:
+    word, close = 'print("last", flush=True)', f"os.close({('stdin', 'stdout').index(stream)})"
+    steps = [close, word] if stream == "stdin" else [word, close]
+    ready = ["import os, signal, time", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"]
+    code = "\n".join([*ready, *steps, "time.sleep(60)"])
+
+    async def work() -> None:
+        reader = Reader(await hold(await keep(program(tmp_path, code))))
+        await reader.out(b"last")
+        await reader.held.send("k", b"anybody there?")
+        assert (await reader.exit()).data == b"-9"
+        assert f"closed its {stream}".encode() in b"".join(reader.kinds("err"))
+
+    run(work())
+
+
+def test_closed_stdin_is_not_the_end_at_once(tmp_path: Path, keep: Starter) -> None:
     code = "import os, time; os.close(0); print('closed', flush=True); time.sleep(0.3); print('done')"
 
     async def work() -> None:

@@ -16,7 +16,7 @@ from hostler.runtimes.opencode.launch import permission
 from hostler.types.errors import CapabilityUnsupported, HarnessInstallFailed
 from hostler.types.runtime import Harness
 
-CONFIG = "/home/agent/.config/opencode/opencode.json"
+CONFIG = "/files/config/opencode/opencode.json"
 
 
 def config(**rules: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ def say(kind: str, text: object) -> None:
 def main() -> None:
     job: dict[str, Any] = json.loads(sys.argv[1])
     options = job["options"]
+    if job.get("callback"):
+        options["on_approval"] = lambda approval: time.sleep(3600)  # asks and dies before it has the answer
     if job.get("workspace"):
         options["sandbox"] = hostler.sandbox.local(job["workspace"])
     try:

@@ -136,6 +136,23 @@ def test_a_resumed_session_offers_the_tools_it_is_given_now(program: Program, mo
         assert session.resumed == "native"  # the program had been told of fewer
 
 
+def test_a_second_handle_of_the_same_process_brings_its_own_functions(models: ModelServer) -> None:
+    said: list[str] = []
+
+    def make(name: str) -> Any:
+        def note(text: str) -> None:
+            said.append(f"{name}: {text}")
+
+        return note
+
+    options = FAKE_PROGRAM.options(models)
+    with hostler.agent_session(FAKE, tools=[make("first")], **options) as first:
+        first.run(calling(FAKE_PROGRAM, ("note", {"text": "a"})))
+        with hostler.agent_resume(first.state(), tools=[make("second")], **options) as second:
+            second.run(calling(FAKE_PROGRAM, ("note", {"text": "b"})))
+    assert said == ["first: a", "second: b"]
+
+
 def test_tools_that_cannot_be_offered_are_refused_when_the_session_is_opened(state_dir: Path) -> None:
     def many(*words: str) -> None: ...
 

@@ -240,7 +240,7 @@ class Endpoint:
             url = route.url + "/count_tokens" if counting else route.url
             if wire == "anthropic" and scope["query_string"] == b"beta=true":
                 url += "?beta=true"
-            sent_body = pin(body, route.model, wire)
+            sent_body = pin(body, route.model, wire, gateway=route.gateway)
             if client.translating and wire == "responses":
                 sent_body["store"] = False  # the program did not ask to have its conversation kept there
             content = json.dumps(sent_body).encode()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 MASK = b"[removed]"
+_SHORTEST = 8  # what is shorter is no secret ("EMPTY", for servers that want any key) and may be a word of the answer
 
 
 def scrubbed(text: str, secret: str | None) -> str:
     """``text`` without the secret."""
-    return text.replace(secret, MASK.decode()) if secret else text
+    return text.replace(secret, MASK.decode()) if secret and len(secret) >= _SHORTEST else text
 
 
 class Scrub:
     """Replaces ``secret`` in a byte stream, also where it is split over pieces."""
 
     def __init__(self, secret: str | None) -> None:
-        self._secret = (secret or "").encode()
+        self._secret = secret.encode() if secret and len(secret) >= _SHORTEST else b""
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:

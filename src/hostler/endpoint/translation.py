@@ -81,7 +81,20 @@ def translatable(wire: WireName, body: Mapping[str, Any]) -> dict[str, Any]:
         for key in ("tools", "tool_choice", "parallel_tool_calls"):
             request.pop(key, None)
     if wire == "anthropic":
+        request["messages"] = [_as_user(message) for message in request["messages"]]
         request.setdefault("max_tokens", 4096)  # the wire demands it, and so does the translation
     if wire == "chat" and request.get("stream"):
         request["stream_options"] = {"include_usage": True}
     return request
+
+
+def _as_user(message: Any) -> Any:
+    """Claude Code gives its reminders to some models in the system's name between the messages; to all others, as
+    here, in the user's name and marked."""
+    if not isinstance(message, dict) or message.get("role") != "system":
+        return message
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = [str(block.get("text", "")) for block in blocks if isinstance(block, dict)]
+    said = [{"type": "text", "text": f"<system-reminder>\n{text}\n</system-reminder>"} for text in texts]
+    return {"role": "user", "content": said}

@@ -95,8 +95,9 @@ class Follower:
 class Journal:
     """Who follows which session in this process."""
 
-    def __init__(self, store: Store, writes_here: Callable[[int], bool]) -> None:
+    def __init__(self, store: Store, writes_here: Callable[[int], bool], fetch: queries.Fetch | None = None) -> None:
         self._store = store
+        self.fetch = fetch
         self.writes_here = writes_here
         self._followers: dict[int, set[Follower]] = {}
 
@@ -131,4 +132,6 @@ class Journal:
                 follower.fail(error)
 
     async def read(self, session: int, after: int) -> list[Record]:
-        return await self._store.read(lambda conn: queries.read_records(conn, session, after, limit=_PAGE))
+        return await self._store.read(
+            lambda conn: queries.read_records(conn, session, after, limit=_PAGE, fetch=self.fetch)
+        )

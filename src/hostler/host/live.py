@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
 
 from .. import keeper, ladder, portal
 from ..endpoint import Route, price, route_for
@@ -19,9 +19,12 @@ from ..keeper import KeeperError
 from ..ladder import Launched, OtherVersion, Place, Stored
 from ..program import Program
 from ..progress import Progress, advance
+from ..store import files as file_queries
 from ..store import queries
+from ..store import trace as trace_queries
 from ..store.queries import Journalled, Lease
 from ..store.queries import Turn as StoredTurn
+from ..telemetry.keys import Keys
 from ..telemetry.redaction import Masker
 from ..turn import Bounds, Journal, Outcome, Running, Stop, result_of, run_turn
 from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
@@ -41,14 +44,19 @@ from ..types.result import ErrorInfo, Usage
 from ..types.runtime import Answer, Ended, Frame, Prompt, Runtime, Steer
 from ..types.sandbox import Sandbox
 from ..workspace import SessionDirs, Watch, native
+from ..workspace.artifacts import Collected, Vault
+from ..workspace.roots import Roots
 from . import upkeep
 from .errors import error_code
+from .notices import told
+from .shelf import blobs_of, shelve
 
 if TYPE_CHECKING:
     from ..toolserver import HostTool, ToolServer
     from .local import Host
 
 _log = logging.getLogger("hostler")
+_TAKES_UP = 5.0  # s that a question about the turn waits for the worker
 _LOOK = 0.05  # s between looks at the inbox while another host's turn is before ours
 
 
@@ -96,11 +104,14 @@ class LiveSession:
         self._granted: tuple[StoredTurn, Lease] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._nudge = asyncio.Event()
+        self._looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
         self._accepting = 0
         self._stored: Stored | None = None  # as of the last step under self._epoch; another host's epoch makes it stale
         self._epoch = 0
         self._watch = Watch(sandbox.workdir, dirs.private)
         self._tools = self._tool_server(tools) if tools else None
+        self.roots = Roots(dirs.workspace(sandbox.workdir).mounts)
+        self.vault = Vault(self.roots, os.path.join(dirs.private, "artifacts"))
 
     # ---- in ---------------------------------------------------------------------------------------------------------
 
@@ -148,7 +159,7 @@ class LiveSession:
                     turn=id,
                     host=self.host.id,
                     input={"prompt": prompt, "rules": rules, "extra_body": extra_body},
-                    accepted=Accepted(extra_body, prompt[:200]),
+                    accepted=Accepted(Keys(place.rules.get("redact")).mask(extra_body), prompt[:200]),
                     reject_busy=reject_busy,
                     is_dead=self.host.is_dead,
                     now=time(),
@@ -176,6 +187,7 @@ class LiveSession:
         """Have the worker look at the inbox."""
         self._nudge.set()
         if self._worker is None or self._worker.done():
+            self._looked.clear()
             self._worker = asyncio.create_task(self._serve(), name=f"hostler-session-{self.id}")
 
     async def stop_turn(self, turn: str | None, reason: str) -> None:
@@ -190,6 +202,13 @@ class LiveSession:
         for turn in accepted:
             if turn.status == "running":
                 await self.stop_turn(turn.id, "interrupted")
+
+    async def approvals(self) -> list[Approval]:
+        """The open questions of the turn that runs here, also of one that a dead host left to us."""
+        if self._worker is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._looked.wait(), _TAKES_UP)
+        return list(self.running.approvals.values()) if self.running is not None else []
 
     def answer(self, id: str, allow: bool, reason: str | None) -> None:
         if self.running is None or id not in self.running.approvals:
@@ -220,6 +239,8 @@ class LiveSession:
                 found = await self.host.store.write(
                     lambda conn: queries.next_turn(conn, self.id, self.host.id, self.host.is_dead)
                 )
+                if found is None or found[1] is None:
+                    self._looked.set()
                 if found is None or (found[1] is None and not self._calls):
                     return  # nothing to do, or nothing of ours waits behind the others'
                 if found[1] is None:
@@ -261,6 +282,7 @@ class LiveSession:
         self.host.journal.wake(self.id)
         if recovered:
             await self._remember(running, turn)
+        self._looked.set()
         if turn.stop is not None:
             running.put(Stop(turn.stop))  # type: ignore[arg-type]
         place: Place | None = None
@@ -285,9 +307,9 @@ class LiveSession:
                     program,
                     progress,
                     self.runtime.codec,
-                    Prompt(turn.id, turn.input["prompt"]),
+                    Prompt(turn.id, told(turn.input["prompt"], turn.notices, None if place.virtual else self.roots)),
                     Bounds(rules["timeout"], rules["max_turns"], rules["max_cost"], self.host.settings.approval_ttl),
-                    self._journal(lease, turn.id),
+                    self._journal(lease, turn.id, rules.get("trace", True)),
                     _masker(place),
                     self._approver(running, turn, call),
                 )
@@ -309,7 +331,8 @@ class LiveSession:
         events: list[Journalled] = [*outcome.events, *late]
         running.events += late
         stored = await self._known(lease)
-        files, manifest = await asyncio.to_thread(self._settle, stored, outcome)
+        marked, kept = await self.host.store.read(lambda conn: file_queries.kept(conn, self.id))
+        files, manifest, collected = await asyncio.to_thread(self._settle, stored, outcome, marked)
         masker = _masker(place)
         files = masker.mask(files)
         events += [(change, None) for change in files]
@@ -319,27 +342,44 @@ class LiveSession:
             )
             events.append((unknown, None))
             running.events.append((unknown, None))
+        for problem in collected.problems:
+            events.append((Notice("artifact_not_kept", problem), None))
+            running.events.append(events[-1])
         result = result_of(outcome.ended, running.events, files, session=self.key, turn=turn.id)
-        result = masker.mask(result)
+        artifacts = tuple(file for file in collected.files if kept.get(file.path) != file.sha256)
+        result = replace(masker.mask(result), artifacts=artifacts)
         after = queries.GONE
         if outcome.progress is None:
             after = queries.UNTOUCHED
         elif outcome.program_alive and program is not None:
             after = queries.read_up_to(outcome.progress.frame, outcome.progress.to_dict())
-        records = await self.host.store.write(
-            lambda conn: queries.finish(
+        rules = place.rules if place is not None else self.rules
+        extra_body = turn.input["extra_body"]
+        forget = not rules.get("trace", True) or Keys(rules.get("redact")).mask(extra_body) is not extra_body
+        stored_events = await shelve(events, blobs_of(self.dirs)) if rules.get("trace", True) else events
+
+        def write(conn: Connection) -> list[Record]:
+            records = queries.finish(
                 conn,
                 lease,
                 turn=turn.id,
-                events=events,
+                events=stored_events,
                 result=result,
                 program=after,
                 native=manifest,
                 native_id=outcome.native_id,
                 now=time(),
-            ),
-            durable=True,
-        )
+            )
+            file_queries.keep(conn, self.id, turn.id, artifacts)
+            if turn.notices and outcome.progress is not None:
+                file_queries.forget_notices(conn, self.id, turn.first)
+            if forget:
+                trace_queries.forget_input(conn, turn.id, turn.input)
+            if not rules.get("trace", True):
+                trace_queries.erase(conn, self.id, turn.id)
+            return records
+
+        records = await self.host.store.write(write, durable=True)
         self._stored = replace(
             stored,
             native_id=outcome.native_id or stored.native_id,
@@ -359,12 +399,15 @@ class LiveSession:
         if after is queries.GONE:
             await self._end_program()
 
-    def _settle(self, stored: Stored, outcome: Outcome) -> tuple[tuple[FileChange, ...], dict[str, Any] | None]:
-        """After the turn, in a worker thread: what changed in the workspace, and the program's own history saved."""
+    def _settle(
+        self, stored: Stored, outcome: Outcome, marked: Mapping[str, str | None]
+    ) -> tuple[tuple[FileChange, ...], dict[str, Any] | None, Collected]:
+        """After the turn, in a worker thread: what changed in the workspace, the program's own history saved, and the
+        artifacts as they are now."""
         files = self._watch.changes()
         native_id = outcome.native_id or stored.native_id or stored.new_id
         manifest = native.save(self.dirs.home, self.dirs.native, self.runtime.native_files, native_id, stored.native)
-        return files, manifest
+        return files, manifest, self.vault.collect(marked, self.host.settings.artifact_limit)
 
     # ---- reaching the program ---------------------------------------------------------------------------------------
 
@@ -474,7 +517,10 @@ class LiveSession:
             after = found[-1].seq
 
     async def _records(self, turn: str, after: int) -> list[Record]:
-        return await self.host.store.read(lambda conn: queries.read_records(conn, self.id, after, turn=turn))
+        fetch = self.host.journal.fetch
+        return await self.host.store.read(
+            lambda conn: queries.read_records(conn, self.id, after, turn=turn, fetch=fetch)
+        )
 
     def place(self) -> Place:
         """Where and how the program runs under the session's own rules."""
@@ -543,8 +589,11 @@ class LiveSession:
 
     # ---- out --------------------------------------------------------------------------------------------------------
 
-    def _journal(self, lease: Lease, turn: str) -> Journal:
-        async def append(events: Any, progress: Progress, native_id: str | None) -> Any:
+    def _journal(self, lease: Lease, turn: str, trace: bool) -> Journal:
+        blobs = blobs_of(self.dirs)
+
+        async def append(given: Any, progress: Progress, native_id: str | None) -> Any:
+            events = await shelve(given, blobs) if trace else given
             return await self.host.store.write(
                 lambda conn: queries.append(
                     conn,
@@ -675,7 +724,9 @@ class LiveSession:
 
 def _masker(place: Place | None) -> Masker:
     """Of the secrets that this process knows of: the agent should not have them, but what it says is stored."""
-    return Masker([place.route.key] if place is not None and place.route.key else [])
+    if place is None:
+        return Masker()
+    return Masker([place.route.key] if place.route.key else [], Keys(place.rules.get("redact")))
 
 
 def route_of(runtime: Runtime, rules: Mapping[str, Any], api_key: str | None) -> Route:

@@ -24,6 +24,7 @@ from .identity import BEAT_EVERY, HostLock, become_unreadable, is_dead, machine_
 from .journal import Journal
 from .live import LiveSession
 from .settings import Settings, state_dir
+from .shelf import fetcher
 from .slots import Slots
 
 _STOPS = 0.3  # s between looks for turns of ours that another process wants to end
@@ -39,7 +40,7 @@ class Host:
         self.id = lock.id
         self.machine = machine_id()
         self.sessions: dict[int, LiveSession] = {}
-        self.journal = Journal(store, self._writes_here)
+        self.journal = Journal(store, self._writes_here, fetcher(data_dir))
         self.endpoint = Endpoint()
         self.slots = Slots(self.settings.max_runtimes)
         self._lock = lock

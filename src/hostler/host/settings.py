@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ class Settings:
     that the oldest is ended. ``HOSTLER_SPOOL_LIMIT``: bytes that a program may write while no host takes them, then it
     waits. ``HOSTLER_APPROVAL_TTL``: how long a question waits for its answer, then it is denied.
     ``HOSTLER_TOOL_TIMEOUT``: how long a tool of the app may take. ``HOSTLER_NONDUMPABLE=1``: no other process of the
-    same user may read this one's memory; no debugger and no core dump either."""
+    same user may read this one's memory; no debugger and no core dump either. ``HOSTLER_EPHEMERAL_TTL``: how long a
+    session stays that was made without a key. ``HOSTLER_RETENTION``: how long a closed one stays (default: for ever).
+    ``HOSTLER_ARTIFACT_LIMIT``: bytes of new artifacts that are kept after one turn."""
 
     park_ttl: float = 900.0
     orphan_ttl: float = 600.0
@@ -24,6 +27,9 @@ class Settings:
     approval_ttl: float = 600.0
     tool_timeout: float = 600.0
     nondumpable: bool = False
+    ephemeral_ttl: float = 86400.0
+    retention: float = math.inf
+    artifact_limit: int = 1 << 30
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -36,6 +42,9 @@ class Settings:
             approval_ttl=_number(environ, "HOSTLER_APPROVAL_TTL", 600.0),
             tool_timeout=_number(environ, "HOSTLER_TOOL_TIMEOUT", 600.0),
             nondumpable=environ.get("HOSTLER_NONDUMPABLE") == "1",
+            ephemeral_ttl=_number(environ, "HOSTLER_EPHEMERAL_TTL", 86400.0),
+            retention=_number(environ, "HOSTLER_RETENTION", math.inf),
+            artifact_limit=int(_number(environ, "HOSTLER_ARTIFACT_LIMIT", 1 << 30)),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -14,12 +15,25 @@ from sqlalchemy import JSON, Connection, Row, bindparam, delete, func, insert, s
 from ..types.errors import LeaseLost, OptionsMismatch, SessionBusy, SessionLost
 from ..types.events import Accepted, Done, Event, Record, event_from_dict, event_to_dict, result_to_dict
 from ..types.result import Result, Usage
-from .schema import hosts, records, sessions, turns
+from .schema import artifacts, hosts, records, sessions, turns
 
 OPEN = ("queued", "running")
 NOBODY = ""  # the owner of a turn whose host has left
 Journalled = tuple[Event, str | None]  # an event and its parent
 IsDead = Callable[[Row[Any]], bool]
+Fetch = Callable[[str, str], str | None]  # session key and SHA-256 to the JSON text that was put elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """An event of which one large field lies elsewhere. ``row`` is the event with the beginning of that field, and says
+    under ``shelved`` which ``field`` it is, with the ``sha256`` of its JSON text."""
+
+    event: Event
+    row: dict[str, Any]
+
+
+Writable = tuple[Event | Shelved, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +88,7 @@ def create_session(
     rules: dict[str, Any],
     callables: list[str],
     now: float,
+    ephemeral: bool = False,
 ) -> Row[Any]:
     """Make the session; when the key exists already, give that one."""
     if (found := find_session(conn, key)) is not None:
@@ -99,6 +114,7 @@ def create_session(
             usage=asdict(Usage()),
             cost=0.0,
             unpriced=0,
+            ephemeral=ephemeral,
         )
     )
     row = find_session(conn, key)
@@ -133,7 +149,12 @@ def change_rules(conn: Connection, session: int, rules: dict[str, Any], callable
 def delete_session(conn: Connection, lease: Lease) -> None:
     """Erase the session and all that belongs to it."""
     _held(conn, lease)
-    for table, column in ((records, records.c.session), (turns, turns.c.session), (sessions, sessions.c.id)):
+    for table, column in (
+        (artifacts, artifacts.c.session),
+        (records, records.c.session),
+        (turns, turns.c.session),
+        (sessions, sessions.c.id),
+    ):
         conn.execute(delete(table).where(column == lease.session))
 
 
@@ -202,7 +223,8 @@ def _held(conn: Connection, lease: Lease) -> Row[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One accepted input. ``first`` is the number of its first record."""
+    """One accepted input. ``first`` is the number of its first record, ``notices`` the staged files that the agent is
+    to be told of with it: those that were there when it was accepted."""
 
     id: str
     session: int
@@ -213,10 +235,14 @@ class Turn:
     input: dict[str, Any]
     stop: str | None
     result: dict[str, Any] | None
+    notices: tuple[dict[str, Any], ...] = ()
 
 
-def _turn(row: Row[Any], key: str) -> Turn:
-    return Turn(row.id, row.session, key, row.owner, row.status, row.first, row.input, row.stop, row.result)
+def _turn(row: Row[Any], session: Row[Any]) -> Turn:
+    notices = tuple(notice for notice in session.notices if notice["seq"] < row.first)
+    return Turn(
+        row.id, row.session, session.key, row.owner, row.status, row.first, row.input, row.stop, row.result, notices
+    )
 
 
 _WAITING = select(func.count()).select_from(turns).where(turns.c.session == bindparam("s"), turns.c.status.in_(OPEN))
@@ -243,7 +269,7 @@ def accept(
     """Put an input into the inbox; when nothing is before it and the lease is free, it is claimed in the same step."""
     row = get_session(conn, session)
     if (known := get_turn(conn, turn)) is not None:  # the same run_id again
-        if known.session != session or known.input != input:
+        if known.session != session or known.input not in (input, digest(input)):
             raise OptionsMismatch(f"This run_id was used for something else in session {known.key!r}.")
         return known, None, []
     waiting = conn.execute(_WAITING, {"s": session}).scalar_one()
@@ -262,12 +288,17 @@ def accept(
             "input": input,
         },
     )
-    written = _write(conn, row.key, session, row.seq, turn, [(accepted, None)], now)
+    written = write_records(conn, row.key, session, row.seq, turn, [(accepted, None)], now)
     holder, epoch, busy = (lease.holder, lease.epoch, True) if lease else (row.holder, row.epoch, row.busy)
     values = {"seq_": row.seq + 1, "updated_": now, "holder_": holder, "epoch_": epoch, "busy_": busy}
     conn.execute(_ACCEPTED, {"s": session, **values})
-    begun = Turn(turn, session, row.key, host, "queued", row.seq + 1, input, None, None)
+    begun = Turn(turn, session, row.key, host, "queued", row.seq + 1, input, None, None, tuple(row.notices))
     return begun, lease, written
+
+
+def digest(input: dict[str, Any]) -> dict[str, Any]:
+    """What stays of an input that is to be forgotten: enough to know it again."""
+    return {"sha256": hashlib.sha256(json.dumps(input, sort_keys=True).encode()).hexdigest()}
 
 
 def next_turn(conn: Connection, session: int, host: str, is_dead: IsDead) -> tuple[Turn, Lease | None] | None:
@@ -277,18 +308,18 @@ def next_turn(conn: Connection, session: int, host: str, is_dead: IsDead) -> tup
     ).first()
     if row is None:
         return None
-    key = get_session(conn, session).key
+    held = get_session(conn, session)
     if row.owner != host and not _dead(conn, row.owner, is_dead):
-        return _turn(row, key), None
+        return _turn(row, held), None
     lease = claim(conn, session, host, is_dead)
     if lease:
         conn.execute(update(turns).where(turns.c.id == row.id).values(status="running"))
-    return _turn(row, key), lease  # the status as it was: "running" means that it must be recovered
+    return _turn(row, held), lease  # the status as it was: "running" means that it must be recovered
 
 
 def get_turn(conn: Connection, turn: str) -> Turn | None:
     row = conn.execute(select(turns).where(turns.c.id == turn)).first()
-    return None if row is None else _turn(row, get_session(conn, row.session).key)
+    return None if row is None else _turn(row, get_session(conn, row.session))
 
 
 def running_sessions(conn: Connection) -> set[int]:
@@ -300,8 +331,8 @@ def open_turns(conn: Connection, session: int) -> list[Turn]:
     rows = conn.execute(
         select(turns).where(turns.c.session == session, turns.c.status.in_(OPEN)).order_by(turns.c.position)
     ).all()
-    key = get_session(conn, session).key
-    return [_turn(row, key) for row in rows]
+    held = get_session(conn, session)
+    return [_turn(row, held) for row in rows]
 
 
 def all_open_turns(conn: Connection) -> dict[int, list[tuple[str, str]]]:
@@ -339,7 +370,7 @@ def append(
     lease: Lease,
     *,
     turn: str,
-    events: Sequence[Journalled],
+    events: Sequence[Writable],
     frame: int,
     progress: dict[str, Any],
     native_id: str | None,
@@ -357,7 +388,7 @@ def _named(conn: Connection, lease: Lease, native_id: str) -> dict[str, Any]:
     return {"native_id": native_id, "native_ids": known if native_id in known else [*known, native_id]}
 
 
-def note(conn: Connection, lease: Lease, *, turn: str | None, events: Sequence[Journalled], now: float) -> list[Record]:
+def note(conn: Connection, lease: Lease, *, turn: str | None, events: Sequence[Writable], now: float) -> list[Record]:
     """Records that change nothing else."""
     return _advance(conn, lease, turn, events, {}, now)
 
@@ -392,7 +423,7 @@ def finish(
     lease: Lease,
     *,
     turn: str,
-    events: Sequence[Journalled],
+    events: Sequence[Writable],
     result: Result,
     program: ProgramAfter,
     native: dict[str, Any] | None,
@@ -438,7 +469,7 @@ def _advance(
     conn: Connection,
     lease: Lease,
     turn: str | None,
-    events: Sequence[Journalled],
+    events: Sequence[Writable],
     values: dict[str, Any],
     now: float,
 ) -> list[Record]:
@@ -455,46 +486,62 @@ def _advance(
     if seq is None:
         _held(conn, lease)  # raises: gone or taken over
         raise LeaseLost(f"Session {lease.key!r} cannot be written.")
-    return _write(conn, lease.key, lease.session, seq - len(events), turn, events, now)
+    return write_records(conn, lease.key, lease.session, seq - len(events), turn, events, now)
 
 
 _INSERT = insert(records)
 
 
-def _write(
+def write_records(
     conn: Connection,
     key: str,
     session: int,
     seq: int,
     turn: str | None,
-    events: Sequence[Journalled],
+    events: Sequence[Writable],
     now: float,
 ) -> list[Record]:
-    written = [Record(seq + n, now, key, turn, parent, event) for n, (event, parent) in enumerate(events, 1)]
-    if written:
-        conn.execute(
-            _INSERT,
-            [
-                {"session": session, "seq": r.seq, "at": now, "turn": turn, "parent": r.parent, "event": _dump(r.event)}
-                for r in written
-            ],
-        )
-    return written
+    """Records with the numbers after ``seq``; the session's row must say so in the same transaction."""
+    rows = [
+        {"session": session, "seq": seq + n, "at": now, "turn": turn, "parent": parent, "event": _dump(event)}
+        for n, (event, parent) in enumerate(events, 1)
+    ]
+    if rows:
+        conn.execute(_INSERT, rows)
+    return [
+        Record(seq + n, now, key, turn, parent, event.event if isinstance(event, Shelved) else event)
+        for n, (event, parent) in enumerate(events, 1)
+    ]
 
 
-def _dump(event: Event) -> str:
-    return json.dumps(event_to_dict(event), ensure_ascii=True, separators=(",", ":"), default=repr)
+def _dump(event: Event | Shelved) -> str:
+    form = event.row if isinstance(event, Shelved) else event_to_dict(event)
+    return json.dumps(form, ensure_ascii=True, separators=(",", ":"), default=repr)
+
+
+def _load(text: str, key: str, fetch: Fetch | None) -> Event:
+    data = json.loads(text)
+    shelved = data.pop("shelved", None)
+    if shelved is not None and fetch is not None and (whole := fetch(key, shelved["sha256"])) is not None:
+        data[shelved["field"]] = json.loads(whole)
+    return event_from_dict(data)
 
 
 def read_records(
-    conn: Connection, session: int, after: int, *, turn: str | None = None, limit: int = 1000
+    conn: Connection,
+    session: int,
+    after: int,
+    *,
+    turn: str | None = None,
+    limit: int = 1000,
+    fetch: Fetch | None = None,
 ) -> list[Record]:
-    """Records with numbers above ``after``, in order."""
+    """Records with numbers above ``after``, in order. Without ``fetch``, of what lies elsewhere only the beginning."""
     key = get_session(conn, session).key
     query = select(records).where(records.c.session == session, records.c.seq > after).order_by(records.c.seq)
     if turn is not None:
         query = query.where(records.c.turn == turn)
     return [
-        Record(row.seq, row.at, key, row.turn, row.parent, event_from_dict(json.loads(row.event)))
+        Record(row.seq, row.at, key, row.turn, row.parent, _load(row.event, key, fetch))
         for row in conn.execute(query.limit(limit))
     ]

@@ -70,6 +70,11 @@ sessions = Table(
     Column("usage", JSON, nullable=False),
     Column("cost", Float, nullable=False),
     Column("unpriced", Integer, nullable=False),
+    Column("ephemeral", Boolean, nullable=False, default=False),  # nobody has its key
+    Column("notices", JSON, nullable=False, default=list),  # files that the agent is still to be told of
+    Column(
+        "marked", JSON, nullable=False, default=dict
+    ),  # staged files that are artifacts, with their media type
 )
 
 # The inbox. `owner` is the host process whose callbacks belong to the turn; `position` the order of service.
@@ -98,6 +103,20 @@ records = Table(
     Column("turn", String),
     Column("parent", String),
     Column("event", Text, nullable=False),
+)
+
+# Versions of the agent's results, never changed; the newest of a path has the highest number.
+artifacts = Table(
+    "artifacts",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("session", Integer, ForeignKey("sessions.id"), nullable=False),
+    Column("turn", String, nullable=False),
+    Column("path", String, nullable=False),
+    Column("bytes", Integer, nullable=False),
+    Column("media_type", String),
+    Column("sha256", String, nullable=False),
+    Index("artifacts_of", "session", "path"),
 )
 
 

@@ -8,10 +8,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, quote_plus
 
 from ..types.events import Approval, Compaction, Done, Event, Reasoning, Retract, Text, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from .keys import Keys
 
 MASK = "[masked]"
 _SHORTEST = 8  # shorter ones are words that would be masked everywhere
@@ -28,7 +31,8 @@ class Masker:
     than 8 characters are left alone; without secrets everything passes as it is.
     """
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
+    def __init__(self, secrets: Iterable[str] = (), keys: Keys | None = None) -> None:
+        self._keys = keys
         forms = {form for secret in secrets if len(secret) >= _SHORTEST for form in _forms(secret)}
         self._forms = sorted(forms, key=lambda form: (-len(form), form))
         self._pattern = re.compile("|".join(map(re.escape, self._forms))) if forms else None
@@ -71,7 +75,11 @@ class Masker:
 
     def events(self, event: Event, parent: str | None = None) -> list[tuple[Event, str | None]]:
         """What to record for an event (of the sub-agent ``parent``): the event masked, deltas as by `feed`, and before
-        an event that follows on a text, what was held back of the texts of the same agent."""
+        an event that follows on a text, what was held back of the texts of the same agent. What is given to tools is
+        masked by its keys as well."""
+        if self._keys is not None and isinstance(event, (ToolCall, Approval)):
+            shown = self._keys.mask(event.input)
+            event = event if shown is event.input else dataclasses.replace(event, input=shown)
         if self._pattern is None:
             return [(event, parent)]
         if isinstance(event, (Text, Reasoning)):

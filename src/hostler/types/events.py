@@ -174,6 +174,7 @@ class FileStaged:
 
     file: FileRef
     source: str | None = None
+    metadata: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,10 @@ class OptionsDict(TypedDict, total=False):
     metadata: Mapping[str, Any]
     options: Mapping[str, Any]
     """Of the program itself: ``{"program": "/path/to/binary"}`` and what its page in the docs names."""
+    trace: bool
+    """False: what was said and done in a turn is erased from the journal when the turn is over; its outcome stays."""
+    redact: Sequence[str] | None
+    """Keys (``"password"``) and paths (``"customer.ssn"``) whose values are masked in the trace. None: the usual ones."""
     on_busy: OnBusy
     on_event: Callable[[Record], Any] | None
     state_dir: str | None
@@ -71,6 +75,8 @@ class Options:
     effort: str | None = None
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    trace: bool = True
+    redact: tuple[str, ...] | None = None
     on_busy: OnBusy = "queue"
     on_event: Callable[[Record], Any] | None = None
     state_dir: str | None = None
@@ -91,6 +97,8 @@ class Options:
         "effort",
         "metadata",
         "options",
+        "trace",
+        "redact",
     )
 
     @classmethod
@@ -108,10 +116,16 @@ class Options:
                 if isinstance(values[name], str):
                     raise TypeError(f"{name} takes a list, not a string: {name}=[{values[name]!r}].")
                 values[name] = tuple(values[name] or ())
+        if values.get("redact") is not None:
+            if isinstance(values["redact"], str) or not all(isinstance(key, str) and key for key in values["redact"]):
+                raise TypeError("redact takes a list of keys: redact=['password'].")
+            values["redact"] = tuple(values["redact"])
         for name in ("mcp_servers", "metadata", "options"):
             if name in values:
                 values[name] = dict(values[name] or {})
         out = cls(**values)
+        if not isinstance(out.trace, bool):
+            raise TypeError(f"trace must be True or False, not {out.trace!r}.")
         if out.permissions not in ("full", "read-only", "edit", "ask"):
             raise ValueError(f"permissions must be 'full', 'read-only', 'edit' or 'ask', not {out.permissions!r}.")
         if out.on_busy not in ("queue", "reject", "interrupt", "steer"):

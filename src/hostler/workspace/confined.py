@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
 from ..types.errors import PathError
@@ -169,12 +169,13 @@ class Root:
             else:
                 os.unlink(name, dir_fd=parent)
 
-    def move(self, source: str, target: str) -> None:
-        """Rename a file, a link itself, or a directory; a file at ``target`` is replaced, its parents are made."""
+    def move(self, source: str, target: str, into: Root | None = None) -> None:
+        """Rename a file, a link itself, or a directory; a file at ``target`` (of the root ``into``, when given) is
+        replaced, its parents are made."""
         self.lstat(source)  # before parents are made for nothing
         with (
             self._parent(source) as (from_fd, from_name),
-            self._parent(target, make=True) as (to_fd, to_name),
+            (into or self)._parent(target, make=True) as (to_fd, to_name),
             self._explained(target, to_fd, to_name),
         ):
             os.rename(from_name, to_name, src_dir_fd=from_fd, dst_dir_fd=to_fd)
@@ -259,8 +260,11 @@ class Writer:
         while view:
             view = view[os.write(self._fd, view) :]
 
-    def commit(self, sync: bool = False) -> tuple[int, str]:
-        """Put the file in its place; with ``sync`` it outlives a power cut. Gives its size and SHA-256."""
+    def commit(self, sync: bool = False, name: Callable[[str], str] | None = None) -> tuple[int, str]:
+        """Put the file in its place; with ``sync`` it outlives a power cut. Gives its size and SHA-256, of which
+        ``name`` may make another name for it."""
+        if name is not None:
+            self._name = name(self._hash.hexdigest())
         os.fchmod(self._fd, (self._mode or 0) & 0o777)
         if sync:
             os.fsync(self._fd)

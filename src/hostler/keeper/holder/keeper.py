@@ -26,6 +26,7 @@ _FIRST_HOST = 10.0  # an ended program is kept this long for the host that start
 _SWEEP = 1.5
 _END_GRACE = 1.0
 _FLUSH = 0.5
+_USELESS = 2.0  # s between the end of its stdin or stdout and the program's own
 
 
 class Keeper:
@@ -53,7 +54,9 @@ class Keeper:
 
         listener = _listen(config["socket"])
         pipes = guard.spawn(config["argv"], config["env"], config["cwd"])
-        self._program = Program(loop, pipes, Lines(self._spool.folder), self._on_output, self._on_first_word)
+        self._program = Program(
+            loop, pipes, Lines(self._spool.folder), self._on_output, self._on_first_word, self._on_closed
+        )
         self._model = (
             ModelAddress(loop, model, config["hold_limit"], self._note, self._program.drain) if model else None
         )
@@ -263,6 +266,21 @@ class Keeper:
     def _ask_to_end(self) -> None:
         if self._exited is None:
             self._guard.signal(signal.SIGTERM)
+
+    def _on_closed(self, stream: str) -> None:
+        """What lives on without its stdin or stdout can neither be asked anything nor answer."""
+        self._loop.call_later(_USELESS, lambda: self._end_useless(stream))
+
+    def _end_useless(self, stream: str) -> None:
+        if self._exited is None and not self._ending:
+            words = f"\nIt closed its {stream} and did not end: it was of no use any more, so it was ended.\n"
+            self._record((frames.ERR, words.encode()))
+            self._guard.signal(signal.SIGTERM)
+            self._loop.call_later(_USELESS, self._kill_useless)
+
+    def _kill_useless(self) -> None:
+        if self._exited is None:
+            self._guard.signal(signal.SIGKILL)
 
     def _on_init(self, ready: int) -> None:
         message = self._guard.message()

@@ -67,12 +67,14 @@ class Program:
         lines: Lines,
         record: Callable[[Sequence[Entry]], None],
         on_first_word: Callable[[], None],
+        on_closed: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._stdin, self._stdout, self._stderr = pipes
         self._lines = lines
         self._record = record
         self._on_first_word: Callable[[], None] | None = on_first_word
+        self._on_closed = on_closed
         self._queue = bytearray()
         self._closing = False
         for fd in pipes:
@@ -129,6 +131,7 @@ class Program:
         data = _read(self._stdout, limit)
         if data == b"":
             self._close_out()
+            self._on_closed("stdout")
         elif data:
             if self._on_first_word is not None:
                 self._on_first_word()
@@ -167,6 +170,7 @@ class Program:
         except OSError:  # the program closed its stdin or is gone
             self._queue.clear()
             self._closing = True
+            self._on_closed("stdin")
         self._loop.unwatch(self._stdin)
         if self._closing:
             self._stdin = self._close(self._stdin)

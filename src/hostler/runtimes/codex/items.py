@@ -80,7 +80,11 @@ def tool_result(item: dict[str, Any]) -> ToolResult | None:
 def raw_call(item: dict[str, Any]) -> ToolCall | None:
     """A tool call as the model made it."""
     kind, number = item.get("type"), item.get("call_id")
-    if kind not in ("function_call", "custom_tool_call", "local_shell_call") or not number:
+    if (
+        kind not in ("function_call", "custom_tool_call", "local_shell_call")
+        or not number
+        or not isinstance(number, str)
+    ):
         return None
     native = str(item.get("name") or "local_shell")
     given = loads(item.get("arguments")) if kind == "function_call" else (item.get("input") or item.get("action"))
@@ -100,14 +104,17 @@ def raw_call(item: dict[str, Any]) -> ToolCall | None:
 
 def raw_result(item: dict[str, Any]) -> ToolResult | None:
     """What the model was answered, without Codex's own head above a command's output."""
-    if item.get("type") not in ("function_call_output", "custom_tool_call_output") or not item.get("call_id"):
+    number = item.get("call_id")
+    if item.get("type") not in ("function_call_output", "custom_tool_call_output"):
+        return None
+    if not number or not isinstance(number, str):
         return None
     output = item.get("output")
     text = output if isinstance(output, str) else content_text(output)
     head, found, body = text.partition(_BODY)
     if found and (code := _EXIT.search(head)):
-        return ToolResult(item["call_id"], body, code[1] != "0")
-    return ToolResult(item["call_id"], text, bool(_FAILED.match(text)))
+        return ToolResult(number, body, code[1] != "0")
+    return ToolResult(number, text, bool(_FAILED.match(text)))
 
 
 def answer_of(turn: dict[str, Any]) -> str | None:

@@ -26,10 +26,12 @@ _RULE = re.compile(r"(?P<tool>[\w*.-]+)(?::(?P<pattern>.+)|\((?P<quoted>.+)\))?"
 
 
 def launch(ctx: LaunchContext) -> Launch:
-    config_dir = f"{ctx.home}/.config/opencode"
+    # Outside of the home: what an agent leaves where configuration is read from (plugins, tools, agents) would be run.
+    config_dir = f"{ctx.files_dir}/config/opencode"
     env = {
         "XDG_DATA_HOME": f"{ctx.home}/.local/share",
-        "XDG_CONFIG_HOME": f"{ctx.home}/.config",
+        "XDG_CONFIG_HOME": f"{ctx.files_dir}/config",
+        "OPENCODE_TEST_HOME": ctx.files_dir,  # where it looks for ~/.opencode
         "XDG_STATE_HOME": f"{ctx.home}/.local/state",
         "XDG_CACHE_HOME": f"{ctx.home}/.cache",
         "OPENCODE_DB": f"{ctx.home}/{DATABASE}",
@@ -38,14 +40,12 @@ def launch(ctx: LaunchContext) -> Launch:
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
         "OPENCODE_DISABLE_PROJECT_CONFIG": "1",
-        "OPENCODE_PURE": "1",  # no plugins: also none that an agent left in the home
-        # Read last, so that agents described by files in the home do not get more.
+        "OPENCODE_PURE": "1",
+        # Read last, so that agents described by files do not get more.
         "OPENCODE_CONFIG_CONTENT": json.dumps(rules(ctx)),
     }
     files = {
         f"{config_dir}/opencode.json": json.dumps(config(ctx)),
-        f"{config_dir}/opencode.jsonc": "{}",
-        f"{config_dir}/config.json": "{}",
         # The look of an installed plugin library, which OpenCode would fetch at each first start (98 MB).
         f"{config_dir}/package.json": json.dumps({"dependencies": {PLUGIN: "*"}}),
         f"{config_dir}/package-lock.json": json.dumps({"packages": {"": {"dependencies": {PLUGIN: "*"}}}}),

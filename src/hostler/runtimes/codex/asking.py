@@ -1,0 +1,78 @@
+"""What Codex asks for: shown as an Approval and answered, or answered at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hostler.runtimes.codex.items import bare
+from hostler.runtimes.jsonrpc import Step
+from hostler.types.events import Approval, Notice
+from hostler.types.runtime import Answer
+
+_DECISIONS = {
+    "item/commandExecution/requestApproval": "bash",
+    "item/fileChange/requestApproval": "edit",
+    "item/permissions/requestApproval": "permissions",
+    "mcpServer/elicitation/request": "mcp",
+}
+
+
+def asked(step: Step, number: Any, method: str, params: dict[str, Any]) -> None:
+    turn = step.state["turn"]
+    if method == "item/tool/requestUserInput":
+        step.reply(f"declined:{number}", number, {"answers": {}})
+        step.emit(Notice("question_declined", "Codex asked the user a question; nobody is there to answer it."))
+    elif method == "mcpServer/elicitation/request" and (not turn or _needs_form(params)):
+        step.reply(f"declined:{number}", number, {"action": "decline"})
+        step.emit(
+            Notice("question_declined", f"MCP server {params.get('serverName')!r} asked: {params.get('message')}")
+        )
+    elif method not in _DECISIONS:
+        step.refuse(f"refused:{number}", number, method)
+    elif not turn:
+        permissions = method == "item/permissions/requestApproval"
+        step.reply(f"declined:{number}", number, {"permissions": {}} if permissions else {"decision": "decline"})
+    else:
+        # The number alone begins again in the next process.
+        ask = f"{turn['id']}:{number}"
+        step.state["asks"][ask] = [number, method, params.get("permissions")]
+        step.emit(Approval(ask, _DECISIONS[method], _question(step, method, params)))
+
+
+def _needs_form(params: dict[str, Any]) -> bool:
+    schema = params.get("requestedSchema")
+    return params.get("mode") != "form" or not isinstance(schema, dict) or bool(schema.get("required"))
+
+
+def _question(step: Step, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    shown: dict[str, Any] = {"call": params.get("itemId"), "reason": params.get("reason"), "cwd": params.get("cwd")}
+    if method == "item/commandExecution/requestApproval":
+        shown["command"] = bare(params.get("command"))
+    elif method == "item/fileChange/requestApproval":
+        shown["changes"] = step.state["patches"].get(str(params.get("itemId")), [])
+    elif method == "item/permissions/requestApproval":
+        shown["permissions"] = params.get("permissions")
+    else:
+        shown.update(server=params.get("serverName"), message=params.get("message"))
+    return {k: v for k, v in shown.items() if v is not None}
+
+
+def forget(step: Step, number: Any) -> None:
+    """Answered, or no longer asked because the turn was interrupted."""
+    step.state["asks"] = {ask: about for ask, about in step.state["asks"].items() if about[0] != number}
+
+
+def decide(step: Step, command: Answer) -> None:
+    ask = step.state["asks"].pop(command.id, None)
+    if not ask:
+        return  # answered before, or no longer asked
+    number, method, extra = ask
+    yes = command.allow
+    result: dict[str, Any]
+    if method == "item/permissions/requestApproval":
+        result = {"permissions": extra if yes else {}, "scope": "session" if command.always else "turn"}
+    elif method == "mcpServer/elicitation/request":
+        result = {"action": "accept", "content": {}} if yes else {"action": "decline"}
+    else:
+        result = {"decision": ("acceptForSession" if command.always else "accept") if yes else "decline"}
+    step.reply(f"answer:{command.id}", number, result)

@@ -1,0 +1,70 @@
+"""The queries about files: what the app has staged in a session, and which results of the agent were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from ..types.events import FileStaged, Record
+from ..types.result import FileRef
+from . import queries
+from .schema import artifacts, sessions, turns
+
+
+def stage(conn: Connection, session: int, staged: FileStaged, *, notice: bool, now: float) -> list[Record]:
+    """Journal a file that was written, with the turn that runs at this moment. No lease is needed: the number comes
+    from the session's row, which gives each only once."""
+    row = queries.get_session(conn, session)
+    values: dict[str, Any] = {"seq": row.seq + 1, "updated": now}
+    file = staged.file
+    if notice:
+        others = [told for told in row.notices if told["file"]["path"] != file.path]
+        values["notices"] = [*others, {"seq": row.seq + 1, "file": asdict(file), "source": staged.source}]
+    if file.artifact != (file.path in row.marked):
+        marked = {path: kind for path, kind in row.marked.items() if path != file.path}
+        values["marked"] = {**marked, file.path: file.media_type} if file.artifact else marked
+    conn.execute(update(sessions).where(sessions.c.id == session).values(values))
+    running = conn.execute(
+        select(turns.c.id).where(turns.c.session == session, turns.c.status == "running").limit(1)
+    ).scalar()
+    return queries.write_records(conn, row.key, session, row.seq, running, [(staged, None)], now)
+
+
+def forget_notices(conn: Connection, session: int, before: int) -> None:
+    """The agent was told of the files whose records have numbers below ``before``."""
+    notices = conn.execute(select(sessions.c.notices).where(sessions.c.id == session)).scalar_one()
+    left = [notice for notice in notices if notice["seq"] >= before]
+    if left != notices:
+        conn.execute(update(sessions).where(sessions.c.id == session).values(notices=left))
+
+
+def kept(conn: Connection, session: int) -> tuple[Mapping[str, str | None], Mapping[str, str]]:
+    """The staged files that are artifacts, with their media types; and of each artifact's path the newest SHA-256."""
+    marked = conn.execute(select(sessions.c.marked).where(sessions.c.id == session)).scalar_one()
+    newest = select(func.max(artifacts.c.number)).where(artifacts.c.session == session).group_by(artifacts.c.path)
+    rows = conn.execute(select(artifacts.c.path, artifacts.c.sha256).where(artifacts.c.number.in_(newest)))
+    return marked, {row.path: row.sha256 for row in rows}
+
+
+def keep(conn: Connection, session: int, turn: str, files: Sequence[FileRef]) -> None:
+    """New versions of artifacts."""
+    if files:
+        conn.execute(
+            insert(artifacts),
+            [
+                {"path": f.path, "bytes": f.bytes, "media_type": f.media_type, "sha256": f.sha256}
+                | {"session": session, "turn": turn}
+                for f in files
+            ],
+        )
+
+
+def list_artifacts(conn: Connection, session: int, turn: str | None = None) -> list[FileRef]:
+    """All versions in the order in which they were kept; those of one turn only when it is given."""
+    query = select(artifacts).where(artifacts.c.session == session).order_by(artifacts.c.number)
+    if turn is not None:
+        query = query.where(artifacts.c.turn == turn)
+    return [FileRef(row.path, row.bytes, row.media_type, row.sha256, True) for row in conn.execute(query)]

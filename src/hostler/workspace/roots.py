@@ -1,0 +1,53 @@
+"""The folders of a session by the names that the agent and the app use for them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from ..types.errors import PathError
+from .confined import Root, split
+
+_NAMES = ("/session", "/artifacts", "/persistent", "/skills")
+# Where such a name begins and ends in a text: not inside another path, a URL or a word. ``/session`` alone is too common
+# a word (of web addresses, say) to be taken for the folder.
+_IN_TEXT = re.compile(
+    r"(?<![\w/.~:$}-])/(?:session(?=/[\w.])|(?:artifacts|persistent|skills)(?=/|[^\w.-]|\.?$|\.\s))", re.M
+)
+
+
+class Roots:
+    """Resolves a path of the app's to a confined folder and the path in it. A relative one is below ``/session``."""
+
+    def __init__(self, mounts: Mapping[str, str]) -> None:
+        self._mounts = dict(mounts)
+
+    def resolve(self, path: str) -> tuple[Root, str]:
+        """The folder (made when it is one of ours and missing) and ``path`` as that folder understands it.
+
+        Raises PathError for what is in none of them."""
+        name = next((n for n in _NAMES if isinstance(path, str) and (path == n or path.startswith(n + "/"))), _NAMES[0])
+        try:
+            split(path, name)
+        except PathError as error:
+            if isinstance(path, str) and path.startswith("/") and name == _NAMES[0]:
+                raise PathError(f"{error} The folders of a session are {', '.join(_NAMES)}.") from None
+            raise
+        if name != _NAMES[0]:
+            os.makedirs(self._mounts[name], mode=0o700, exist_ok=True)
+        return Root(self._mounts[name], name), path
+
+    def virtual(self, path: str) -> str:
+        """The one name that the agent, the app and the journal use for ``path``: absolute, nothing doubled."""
+        root, path = self.resolve(path)
+        return "/".join((root.virtual, *split(path, root.virtual)))
+
+    def real(self, path: str) -> str:
+        """The name by which the machine knows ``path``, for programs that have no virtual folders."""
+        root, path = self.resolve(path)
+        return os.path.join(root.path, *split(path, root.virtual))
+
+    def translated(self, text: str) -> str:
+        """A text with the names of the folders in it replaced by where they are."""
+        return _IN_TEXT.sub(lambda match: self._mounts[match[0]], text)
