@@ -174,8 +174,8 @@ def folder() -> Iterator[Path]:
 def model_server() -> Iterator[str]:
     """The URL of a scripted model in a process of its own: it shares no interpreter with what is measured."""
     argv = [sys.executable, "-m", "hostler.testing.model_server", "--key", KEY]
-    with _process(argv, dict(os.environ)) as process:
-        yield process.read().split()[1].decode()
+    with process(argv, dict(os.environ)) as lines:
+        yield lines.read().split()[1].decode()
 
 
 class Lines:
@@ -206,8 +206,9 @@ class Lines:
 
 
 @contextlib.contextmanager
-def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str | None = None) -> Iterator[Lines]:
-    process = subprocess.Popen(
+def process(argv: Sequence[str], env: Mapping[str, str], cwd: str | None = None) -> Iterator[Lines]:
+    """A process that is ended with all that it has started."""
+    running = subprocess.Popen(
         argv,
         env=dict(env),
         cwd=cwd,
@@ -217,16 +218,16 @@ def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str | None = None
         start_new_session=True,
     )
     try:
-        yield Lines(process)
+        yield Lines(running)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+            os.killpg(running.pid, signal.SIGTERM)
         try:
-            process.wait(5)
+            running.wait(5)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(5)
-        for pipe in (process.stdin, process.stdout):
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait(5)
+        for pipe in (running.stdin, running.stdout):
             assert pipe is not None
             with contextlib.suppress(OSError):
                 pipe.close()
@@ -316,7 +317,7 @@ def by_hand(name: str, models: str, at: Path) -> Iterator[ByHand]:
         os.makedirs(os.path.dirname(file), exist_ok=True)
         Path(file).write_text(text)
     env = {**box.environment(home=places["home"], tmp=places["tmp"]), **plan.env}
-    with _process(plan.argv, env, places["work"]) as lines:
+    with process(plan.argv, env, places["work"]) as lines:
         hand = ByHand(runtime, lines, context)
         hand.warm_up()
         yield hand
@@ -330,6 +331,22 @@ def peer_python() -> str | None:
     venv = os.environ.get("HOSTLER_BENCH_PEER") or Path(__file__).parent.parent / ".venv-peer"
     path = Path(venv, "bin", "python")
     return str(path) if path.exists() else None
+
+
+def peer_environment(name: str, at: Path, program: str | None = None) -> dict[str, str]:
+    """In which litellm finds the same program (or ``program`` in its place), and a home that is nobody's."""
+    for place in (at / "bin", at / "home"):
+        place.mkdir(parents=True, exist_ok=True)
+    command = {"claude_code": "claude", "codex": "codex", "opencode": "opencode"}[name]
+    (at / "bin" / command).symlink_to(program or runtime_for(Harness(name)).find({}, shutil.which)[0])
+    return {
+        **os.environ,
+        "PATH": f"{at / 'bin'}:{os.environ['PATH']}",
+        "HOME": str(at / "home"),
+        "TMPDIR": str(at),
+        "IS_SANDBOX": "1",  # else root is refused
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is asked for on the network
+    }
 
 
 class Peer:
@@ -360,20 +377,10 @@ def peer(
     python = peer_python()
     assert python is not None
     work = workdir or at / "work"
-    for place in (at / "bin", at / "home", work):
-        place.mkdir(parents=True, exist_ok=True)
-    command = {"claude_code": "claude", "codex": "codex"}[name]
-    (at / "bin" / command).symlink_to(program or runtime_for(HARNESSES[name]).find({}, shutil.which)[0])
-    env = {
-        **os.environ,
-        "PATH": f"{at / 'bin'}:{os.environ['PATH']}",
-        "HOME": str(at / "home"),
-        "TMPDIR": str(at),
-        "IS_SANDBOX": "1",  # else root is refused
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is asked for on the network
-    }
+    work.mkdir(parents=True, exist_ok=True)
+    env = peer_environment(name, at, program)
     job = {"harness": name, "workdir": str(work), "model": f"litellm_proxy/{MODELS[name]}", "base": models, "key": KEY}
-    with _process([python, str(Path(__file__).with_name("peer.py")), json.dumps(job)], env) as lines:
+    with process([python, str(Path(__file__).with_name("peer.py")), json.dumps(job)], env) as lines:
         session = Peer(lines)
         session.turn()
         yield session

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from .program import Gone, Program
-from .progress import Progress, Step, advance, exit_error, text_of
+from .progress import Progress, advance, exit_error, text_of
 from .store.queries import Journalled
 from .telemetry.redaction import Masker
 from .types.events import (
@@ -28,7 +28,6 @@ from .types.runtime import Answer, Codec, Command, Ended, Frame, Interrupt, Prom
 _GRACE = 2.0  # s that a program has to end an interrupted turn by itself
 _FRAME = 16  # bytes that a frame takes beside its data
 _UNREAD = 1 << 18  # bytes of the program's log that may wait to be stored or acknowledged
-_UNSEEN_EXIT = 1.0  # s between the end of a connection and giving the turn up
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class Bounds:
     max_turns: int | None = None
     max_cost: float | None = None
     approval_ttl: float = 600.0
+    start_timeout: float = 60.0  # how long a program just started may say nothing
 
 
 @dataclass(slots=True)
@@ -116,6 +116,7 @@ async def run_turn(
     timers = _Timers()
     native_id: str | None = None
     unread = 0
+    head: list[Journalled] = [(started, None)]
     running.program = program
     masker.resume(progress.masking)
     if progress.turn != prompt.turn:
@@ -124,17 +125,21 @@ async def run_turn(
             if isinstance(item, Gone):
                 program.put(item)  # type: ignore[arg-type]
             else:
-                progress = advance(codec, progress, item).progress
+                step = advance(codec, progress, item)
+                progress = step.progress
+                head += [(event, None) for event, _ in step.events if isinstance(event, ModelCall)]
         items: list[Any] = [prompt]
     else:
         items = []
-    head: list[Journalled] = [(started, None)]
     items += running.waiting
     running.waiting = []
     timers.after(bounds.timeout, lambda: running.put(Stop("timeout")))
 
     def give_up() -> None:
         program.put(_GIVE_UP)
+
+    def unheard() -> None:
+        program.put(_UNHEARD)
 
     def ask(approval: Approval) -> None:
         timers.after(bounds.approval_ttl, _deny_later(running, approval.id, bounds.approval_ttl))
@@ -146,6 +151,9 @@ async def run_turn(
         ask(approval)
     if progress.stop is not None:
         timers.after(_GRACE, give_up)
+    heard = progress.frame > 0
+    if not heard:
+        timers.after(bounds.start_timeout, unheard)
     try:
         while True:
             batch, items = items or await program.items(), []
@@ -165,8 +173,11 @@ async def run_turn(
                     continue
                 elif item is _GIVE_UP:
                     end = _GAVE_UP
+                elif item is _UNHEARD:
+                    end = None if heard else Ended("error", error=_silent(progress, bounds.start_timeout))
                 else:
-                    step: Step = advance(codec, progress, item)
+                    heard = heard or (isinstance(item, Frame) and item.kind == "out")
+                    step = advance(codec, progress, item)
                     progress, named = step.progress, step.native_id or named
                     if isinstance(item, Frame):
                         unread += len(item.data) + _FRAME
@@ -211,6 +222,7 @@ async def run_turn(
 
 _REASONS: dict[str, StopReason] = {r: r for r in get_args(StopReason)}
 _GIVE_UP: Any = object()
+_UNHEARD: Any = object()
 _GAVE_UP = Ended("interrupted")
 
 
@@ -231,7 +243,7 @@ async def _over(
             await program.kill()
             alive = False
         end = replace(end, stop_reason=_REASONS.get(progress.stop, "cancelled"), error=None)
-    elif end.error is not None and end.error.code == "state_incompatible":
+    elif alive and end.error is not None and end.error.code in ("state_incompatible", "program_silent"):
         await program.kill()
         alive = False
     return Outcome(end, replace(progress, turn=None, stop=None), native_id, alive, events, leftover)
@@ -260,6 +272,16 @@ def _gone(item: Gone, progress: Progress) -> ErrorInfo:
         return exit_error(progress)
     return ErrorInfo(
         "program_lost", f"The agent program was lost in the middle of the turn: {item.error}", retryable=True
+    )
+
+
+def _silent(progress: Progress, seconds: float) -> ErrorInfo:
+    said = progress.stderr.decode(errors="replace").strip()
+    return ErrorInfo(
+        "program_silent",
+        f"The program was started and said nothing for {seconds:g} s (HOSTLER_START_TIMEOUT). "
+        + (f"On stderr: {said[-2000:]}" if said else "Nothing on stderr either."),
+        retryable=True,
     )
 
 

@@ -366,7 +366,8 @@ def test_a_translator_that_dies_is_started_again(translating: Translating) -> No
         translator.kill()
         with pytest.raises(httpx.RemoteProtocolError):
             await asking
-        assert (await ask(door, "anthropic", "chat", "gpt-4o", "hi again")).status_code == 200
+        answer = await ask(door, "anthropic", "chat", "gpt-4o", "hi again")
+        assert answer.status_code == 200, answer.text
         assert [c.status for c in door.calls] == ["ok", "cut", "ok"]
 
     translating(test)

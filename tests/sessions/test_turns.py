@@ -479,3 +479,20 @@ def test_tool_events_are_paired(options: dict[str, Any]) -> None:
     (call,) = [e for e in result.events if isinstance(e, ToolCall)]
     assert call.name == "bash"
     assert not [e for e in result.events if isinstance(e, Notice)]
+
+
+def test_a_program_that_never_says_anything_is_an_error_with_its_last_words(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Case J05: it reads its input and stays silent."""
+    monkeypatch.setenv("HOSTLER_START_TIMEOUT", "0.5")
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\necho no licence >&2\nexec cat > /dev/null\n")
+    silent.chmod(0o755)
+    with hostler.agent_session(CLAUDE.harness, options={"program": str(silent)}, **options) as session:
+        start = time.monotonic()
+        result = session.run("hello")
+        assert time.monotonic() - start < 10
+    assert result.error is not None
+    assert result.error.code == "program_silent"
+    assert "no licence" in result.error.message

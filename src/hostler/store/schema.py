@@ -72,9 +72,7 @@ sessions = Table(
     Column("unpriced", Integer, nullable=False),
     Column("ephemeral", Boolean, nullable=False, default=False),  # nobody has its key
     Column("notices", JSON, nullable=False, default=list),  # files that the agent is still to be told of
-    Column(
-        "marked", JSON, nullable=False, default=dict
-    ),  # staged files that are artifacts, with their media type
+    Column("marked", JSON, nullable=False, default=dict),  # staged files that are artifacts, with their media types
 )
 
 # The inbox. `owner` is the host process whose callbacks belong to the turn; `position` the order of service.
