@@ -22,13 +22,16 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from . import portal
+from .artifacts import ArtifactsCore
+from .content import ByteStream, Content
+from .files import FilesCore
 from .follow import Follow
 from .profile import SessionInfo, SessionsCore
 from .session import SessionCore
 from .stream import Stream, open_stream
 from .types.events import Approval
 from .types.options import OptionsDict
-from .types.result import Result, Usage
+from .types.result import FileEntry, FileRef, Result, Usage
 from .types.state import State
 
 
@@ -44,6 +47,16 @@ class Session:
 '''
 
 TAIL = '''
+    @property
+    def files(self) -> Files:
+        """The session's files, as its app reaches them: between turns and in the middle of one."""
+        return Files(self._core.files)
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """The session's results: what the agent put under ``/artifacts`` and files staged with ``artifact=True``."""
+        return Artifacts(self._core.artifacts)
+
     def stream(self, prompt: str, **options: Unpack[OptionsDict]) -> Stream:
         """`run` as a `Stream` of events; dropping it does not cancel the turn."""
         loop = portal.caller_loop()
@@ -90,12 +103,51 @@ SESSIONS_TAIL = '''
     afollow = follow
 '''
 
-BY_HAND = {"begin", "follow", "core"}
+FILES = '''
+
+class Files:
+    """The files of a session. Paths are relative to ``/session`` (the working directory) or begin with ``/session``,
+    ``/artifacts``, ``/persistent`` or ``/skills``; any other raises PathError, and so does one that goes through a
+    link."""
+
+    def __init__(self, core: FilesCore) -> None:
+        self._core = core
+'''
+
+FILES_TAIL = '''
+    def open(self, path: str) -> ByteStream:
+        """A file's bytes in pieces, in constant memory, for ``for`` and ``async for``."""
+        return ByteStream(portal.engine().submit(self._core.open(path)))
+
+    aopen = open
+'''
+
+ARTIFACTS = '''
+
+class Artifacts:
+    """The results of a session. Each version stays as it was after its turn; it is named by its SHA-256, and a path
+    means its newest version."""
+
+    def __init__(self, core: ArtifactsCore) -> None:
+        self._core = core
+'''
+
+ARTIFACTS_TAIL = '''
+    def open(self, artifact: str) -> ByteStream:
+        """The bytes of an artifact, by path or SHA-256, in pieces, for ``for`` and ``async for``."""
+        return ByteStream(portal.engine().submit(self._core.open(artifact)))
+
+    aopen = open
+'''
+
+BY_HAND = {"begin", "follow", "core", "open", "files", "artifacts"}
 
 
 def generate() -> str:
     text = HEAD + _faces("session.py", "SessionCore") + TAIL
     text += SESSIONS + _faces("profile.py", "SessionsCore") + SESSIONS_TAIL
+    text += FILES + _faces("files.py", "FilesCore") + FILES_TAIL
+    text += ARTIFACTS + _faces("artifacts.py", "ArtifactsCore") + ARTIFACTS_TAIL
     return subprocess.run(
         [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(TARGET), "-"],
         input=text,
@@ -113,6 +165,8 @@ def _faces(file: str, name: str) -> str:
         if isinstance(node, ast.FunctionDef) and any(
             isinstance(d, ast.Name) and d.id == "property" for d in node.decorator_list
         ):
+            if node.name in BY_HAND:
+                continue
             parts.append(
                 f"    @property\n    def {node.name}(self) -> {ast.unparse(node.returns)}:\n"  # type: ignore[arg-type]
                 f"{_doc(node)}        return self._core.{node.name}\n"
@@ -136,7 +190,8 @@ def _face(node: ast.AsyncFunctionDef, *, sync: bool) -> str:
     )
     passed = [a.arg for a in arguments.args[1:]] + [f"{a.arg}={a.arg}" for a in arguments.kwonlyargs]
     if wants_loop:
-        passed.append("loop=portal.caller_loop()")
+        # A sync call holds its own thread up, with the loop that may run in it.
+        passed.append("loop=None" if sync else "loop=portal.caller_loop()")
         arguments_loop = ast.arg(arg="loop")
     if arguments.kwarg is not None:
         passed.append(f"**{arguments.kwarg.arg}")

@@ -17,62 +17,81 @@ _CHUNK = 1 << 20
 Content = bytes | bytearray | memoryview | BinaryIO | Iterable[bytes] | AsyncIterable[bytes]
 
 
-class _Given(Exception):
-    """The writer was told that nobody waits for it any more."""
+class _NobodyWaits(Exception):
+    """Whoever wanted the file written has left."""
 
 
 async def write(root: Root, path: str, content: Any, loop: asyncio.AbstractEventLoop | None) -> tuple[int, str]:
     """Write ``content`` to a file that is seen whole or not at all; gives its size and SHA-256.
 
-    Sync content is read in a thread of its own, async content on ``loop``. When this is cancelled, or the content
-    raises, nothing is left. Raises TypeError for what is no content.
+    It is written in a thread of its own, which also reads sync content; async content is read on ``loop``. When this
+    is cancelled, or the content raises, nothing is left. Raises TypeError for what is no content.
     """
     if isinstance(content, (bytes, bytearray, memoryview)):
         return await asyncio.to_thread(root.write, path, bytes(content))
     chunks = _chunks(content)
+    queue: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(2)
+    feeding: asyncio.Task[None] | None = None
     if isinstance(chunks, AsyncIterator):
-        return await _write_async(root, path, chunks, loop)
+        feeding = asyncio.create_task(_feed(queue, chunks, loop))
+        chunks = _taken(queue, asyncio.get_running_loop())
     left = False
 
     def copy() -> tuple[int, str]:
         with root.create(path) as writer:
             for chunk in chunks:
                 if left:
-                    raise _Given
+                    break
                 writer.write(_checked(chunk))
             if left:
-                raise _Given
+                raise _NobodyWaits
             return writer.commit()
 
     try:
         return await portal.call_back(copy, loop=None)  # type: ignore[no-any-return]
     finally:
         left = True
+        if feeding is not None:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+            while not queue.empty():
+                queue.get_nowait()
+            queue.put_nowait(None)  # the thread may be waiting for more
 
 
-async def _write_async(
-    root: Root, path: str, chunks: AsyncIterator[Any], loop: asyncio.AbstractEventLoop | None
-) -> tuple[int, str]:
-    writer = root.create(path)
-    await asyncio.to_thread(writer.__enter__)
+async def _feed(
+    queue: asyncio.Queue[bytes | BaseException | None],
+    chunks: AsyncIterator[Any],
+    loop: asyncio.AbstractEventLoop | None,
+) -> None:
+    """Have async content read on the app's loop, which hands over large pieces and waits for no file."""
+
+    async def read() -> None:
+        piece = bytearray()
+        async for chunk in chunks:
+            piece += _checked(chunk)
+            if len(piece) >= _CHUNK:
+                await portal.arun(queue.put(bytes(piece)))
+                piece.clear()
+        await portal.arun(queue.put(bytes(piece)))
+
+    end: BaseException | None = None
     try:
-
-        async def put(piece: bytes) -> None:
-            await asyncio.to_thread(writer.write, piece)
-
-        async def read() -> None:  # on the app's loop, which is given large pieces to pass on and no file to wait for
-            piece = bytearray()
-            async for chunk in chunks:
-                piece += _checked(chunk)
-                if len(piece) >= _CHUNK:
-                    await portal.arun(put(bytes(piece)))
-                    piece.clear()
-            await portal.arun(put(bytes(piece)))
-
         await portal.call_back(read, loop=loop)
-        return await asyncio.to_thread(writer.commit)
-    finally:
-        await asyncio.shield(asyncio.to_thread(writer.__exit__, None, None, None))
+    except Exception as error:
+        end = error
+    await queue.put(end)
+
+
+def _taken(queue: asyncio.Queue[bytes | BaseException | None], engine: asyncio.AbstractEventLoop) -> Iterator[bytes]:
+    """What is fed, for the thread that writes it."""
+    while True:
+        piece = asyncio.run_coroutine_threadsafe(queue.get(), engine).result()
+        if isinstance(piece, BaseException):
+            raise piece
+        if piece is None:
+            return
+        yield piece
 
 
 def _chunks(content: Any) -> Iterator[Any] | AsyncIterator[Any]:
@@ -176,5 +195,5 @@ class ByteStream:
     async def _close(self) -> None:
         try:
             (await asyncio.wrap_future(self._opening)).close()
-        except (OSError, ValueError):
+        except Exception:
             pass  # it never opened, and whoever read was told

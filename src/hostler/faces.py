@@ -6,13 +6,16 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from . import portal
+from .artifacts import ArtifactsCore
+from .content import ByteStream, Content
+from .files import FilesCore
 from .follow import Follow
 from .profile import SessionInfo, SessionsCore
 from .session import SessionCore
 from .stream import Stream, open_stream
 from .types.events import Approval
 from .types.options import OptionsDict
-from .types.result import Result, Usage
+from .types.result import FileEntry, FileRef, Result, Usage
 from .types.state import State
 
 
@@ -62,7 +65,7 @@ class Session:
         Options hold for this call only. Raises set-up errors (`HarnessInstallFailed`, `SessionLost`, ...), `SessionBusy`
         with ``on_busy="reject"``, and `SessionClosed` after ``close()``, ``detach()`` or ``stop()``.
         """
-        return portal.run(self._core.run(prompt, loop=portal.caller_loop(), **options))
+        return portal.run(self._core.run(prompt, loop=None, **options))
 
     async def arun(self, prompt: str, **options: Unpack[OptionsDict]) -> Result:
         """The async twin of `run`."""
@@ -132,6 +135,16 @@ class Session:
     async def aanswer(self, id: str, allow: bool, reason: str | None = None) -> None:
         """The async twin of `answer`."""
         return await portal.arun(self._core.answer(id, allow, reason))
+
+    @property
+    def files(self) -> Files:
+        """The session's files, as its app reaches them: between turns and in the middle of one."""
+        return Files(self._core.files)
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """The session's results: what the agent put under ``/artifacts`` and files staged with ``artifact=True``."""
+        return Artifacts(self._core.artifacts)
 
     def stream(self, prompt: str, **options: Unpack[OptionsDict]) -> Stream:
         """`run` as a `Stream` of events; dropping it does not cancel the turn."""
@@ -224,3 +237,152 @@ class Sessions:
         return Follow(portal.engine().submit(self._core.follow(id, after)))
 
     afollow = follow
+
+
+class Files:
+    """The files of a session. Paths are relative to ``/session`` (the working directory) or begin with ``/session``,
+    ``/artifacts``, ``/persistent`` or ``/skills``; any other raises PathError, and so does one that goes through a
+    link."""
+
+    def __init__(self, core: FilesCore) -> None:
+        self._core = core
+
+    def write(
+        self,
+        path: str,
+        content: Content,
+        *,
+        media_type: str | None = None,
+        source: str | None = None,
+        metadata: Any = None,
+        artifact: bool = False,
+        notice: bool = False,
+    ) -> FileRef:
+        """Write a file, between turns or in the middle of one: it is there whole or not at all, and is journalled.
+
+        ``content`` is bytes, a binary file, or an iterable (sync or async) of bytes, which is streamed in constant
+        memory. ``source`` and ``metadata`` (JSON) go into the journal. ``artifact``: its versions are kept as the
+        session's results, one after each turn. ``notice``: the next turn that is accepted tells the agent of the file.
+        """
+        return portal.run(
+            self._core.write(
+                path,
+                content,
+                media_type=media_type,
+                source=source,
+                metadata=metadata,
+                artifact=artifact,
+                notice=notice,
+                loop=None,
+            )
+        )
+
+    async def awrite(
+        self,
+        path: str,
+        content: Content,
+        *,
+        media_type: str | None = None,
+        source: str | None = None,
+        metadata: Any = None,
+        artifact: bool = False,
+        notice: bool = False,
+    ) -> FileRef:
+        """The async twin of `write`."""
+        return await portal.arun(
+            self._core.write(
+                path,
+                content,
+                media_type=media_type,
+                source=source,
+                metadata=metadata,
+                artifact=artifact,
+                notice=notice,
+                loop=portal.caller_loop(),
+            )
+        )
+
+    def read(self, path: str) -> bytes:
+        """The content of a file. Raises FileNotFoundError when there is none."""
+        return portal.run(self._core.read(path))
+
+    async def aread(self, path: str) -> bytes:
+        """The async twin of `read`."""
+        return await portal.arun(self._core.read(path))
+
+    def list(self, path: str = "/session") -> tuple[FileEntry, ...]:
+        """What is in a directory, by name. Links are listed as such and never followed."""
+        return portal.run(self._core.list(path))
+
+    async def alist(self, path: str = "/session") -> tuple[FileEntry, ...]:
+        """The async twin of `list`."""
+        return await portal.arun(self._core.list(path))
+
+    def stat(self, path: str) -> FileEntry:
+        """What is at ``path``; a link is itself. Raises FileNotFoundError when there is nothing."""
+        return portal.run(self._core.stat(path))
+
+    async def astat(self, path: str) -> FileEntry:
+        """The async twin of `stat`."""
+        return await portal.arun(self._core.stat(path))
+
+    def remove(self, path: str) -> None:
+        """Remove a file, a link (never what it leads to), or a directory with all that is in it."""
+        return portal.run(self._core.remove(path))
+
+    async def aremove(self, path: str) -> None:
+        """The async twin of `remove`."""
+        return await portal.arun(self._core.remove(path))
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a file, a link itself or a directory; a file at ``target`` is replaced, its parents are made."""
+        return portal.run(self._core.move(source, target))
+
+    async def amove(self, source: str, target: str) -> None:
+        """The async twin of `move`."""
+        return await portal.arun(self._core.move(source, target))
+
+    def open(self, path: str) -> ByteStream:
+        """A file's bytes in pieces, in constant memory, for ``for`` and ``async for``."""
+        return ByteStream(portal.engine().submit(self._core.open(path)))
+
+    aopen = open
+
+
+class Artifacts:
+    """The results of a session. Each version stays as it was after its turn; it is named by its SHA-256, and a path
+    means its newest version."""
+
+    def __init__(self, core: ArtifactsCore) -> None:
+        self._core = core
+
+    def list(self, *, turn: str | None = None) -> tuple[FileRef, ...]:
+        """The newest version of each artifact by path; with a turn's id, what that turn made or changed."""
+        return portal.run(self._core.list(turn=turn))
+
+    async def alist(self, *, turn: str | None = None) -> tuple[FileRef, ...]:
+        """The async twin of `list`."""
+        return await portal.arun(self._core.list(turn=turn))
+
+    def versions(self, path: str) -> tuple[FileRef, ...]:
+        """All versions of one artifact, the oldest first."""
+        return portal.run(self._core.versions(path))
+
+    async def aversions(self, path: str) -> tuple[FileRef, ...]:
+        """The async twin of `versions`."""
+        return await portal.arun(self._core.versions(path))
+
+    def read(self, artifact: str) -> bytes:
+        """The content of an artifact, by its path (the newest version) or its SHA-256. Raises FileNotFoundError when
+        there is none."""
+        return portal.run(self._core.read(artifact))
+
+    async def aread(self, artifact: str) -> bytes:
+        """The async twin of `read`."""
+        return await portal.arun(self._core.read(artifact))
+
+    def open(self, artifact: str) -> ByteStream:
+        """The bytes of an artifact, by path or SHA-256, in pieces, for ``for`` and ``async for``."""
+        return ByteStream(portal.engine().submit(self._core.open(artifact)))
+
+    aopen = open

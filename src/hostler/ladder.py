@@ -19,6 +19,7 @@ from .keeper import KeeperAddress, KeeperError, KeeperRefused, KeeperSpec
 from .program import Program
 from .progress import Progress, begun
 from .types.errors import (
+    CapabilityUnsupported,
     HarnessError,
     HarnessInstallFailed,
     LeaseLost,
@@ -27,7 +28,7 @@ from .types.errors import (
     SessionLost,
     StateIncompatible,
 )
-from .types.runtime import LaunchContext, Runtime
+from .types.runtime import Launch, LaunchContext, Runtime
 from .types.sandbox import Sandbox
 from .workspace import SessionDirs, native
 from .workspace.artifacts import FOLDER
@@ -169,6 +170,12 @@ async def launch(stored: Stored, place: Place) -> Launched:
             f"The working directory of session {stored.key!r} is gone: {sandbox.workdir}. Put it back, or begin a new session."
         )
     argv = runtime.find(rules["options"], sandbox.which)
+    code = await asyncio.to_thread(_project_code, place)
+    if code and rules["permissions"] != "full":
+        raise CapabilityUnsupported(
+            f"{runtime.name} runs what is in {code} when it starts, and nothing stops it; permissions="
+            f"{rules['permissions']!r} cannot be held in this workspace. Remove the folder, or choose another program."
+        )
     for folder in (dirs.home, dirs.tmp, dirs.artifacts):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     native_id = await asyncio.to_thread(_restore, stored, place)
@@ -206,7 +213,7 @@ async def launch(stored: Stored, place: Place) -> Launched:
             options=rules["options"],
         )
         plan = runtime.launch(context)
-        await asyncio.to_thread(_write_files, dirs, plan.files)
+        await asyncio.to_thread(_write_files, dirs, plan)
         env = {**sandbox.environment(home=dirs.home, tmp=dirs.tmp), **plan.env, ARTIFACTS: place.artifacts}
         spec = KeeperSpec(
             argv=sandbox.command(plan.argv, env, sandbox.workdir),
@@ -252,6 +259,8 @@ def _native_id(stored: Stored, place: Place) -> str | None:
         begun = native.check(place.dirs.home, place.runtime.native_files, stored.new_id, None) == "ok"
         return stored.new_id if begun else None
     native_id = stored.native_id or stored.new_id
+    if not place.runtime.native_files:
+        return native_id  # only the program can tell, when it is asked for the conversation
     found = native.check(place.dirs.home, place.runtime.native_files, native_id, stored.native)
     if found == "ok" or native.restorable(place.dirs.native, stored.native):
         return native_id
@@ -274,6 +283,18 @@ def _restore(stored: Stored, place: Place) -> str | None:
     return native_id
 
 
+def _project_code(place: Place) -> str | None:
+    """A folder of the project, or of one around it, from which the program runs code."""
+    folder = os.path.realpath(place.sandbox.workdir)
+    while True:
+        for name in place.runtime.project_code:
+            if os.path.isdir(os.path.join(folder, name)):
+                return os.path.join(folder, name)
+        if os.path.exists(os.path.join(folder, ".git")) or os.path.dirname(folder) == folder:
+            return None
+        folder = os.path.dirname(folder)
+
+
 def _instructions(place: Place) -> str | None:
     """The caller's, and the project's where the program does not read them itself."""
     parts = [place.rules["instructions"]]
@@ -284,9 +305,13 @@ def _instructions(place: Place) -> str | None:
     return "\n\n".join(part for part in parts if part) or None
 
 
-def _write_files(dirs: SessionDirs, files: Mapping[str, str]) -> None:
+def _write_files(dirs: SessionDirs, plan: Launch) -> None:
+    """The program's configuration anew; what an agent left in its place is gone before."""
+    for base, path in ((dirs.root, dirs.launch), *((dirs.home, path) for path in plan.clear)):
+        with contextlib.suppress(FileNotFoundError):
+            Root(base).remove(os.path.relpath(path, base))
     os.makedirs(dirs.launch, mode=0o700, exist_ok=True)
-    for path, text in files.items():
+    for path, text in plan.files.items():
         for base in (dirs.home, dirs.launch):
             if path.startswith(base + os.sep):
                 Root(base).write(os.path.relpath(path, base), [text.encode()], mode=0o600)

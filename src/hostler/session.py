@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
+from .artifacts import ArtifactsCore
+from .files import FilesCore
 from .host.errors import raise_for_setup
 from .host.journal import Follower
 from .host.live import Call, LiveSession
@@ -52,6 +54,16 @@ class SessionCore:
     def resumed(self) -> str | None:
         """How a resumed session came by its program: ``"attached"`` or ``"native"``; None for a new session."""
         return self._live.resumed
+
+    @property
+    def files(self) -> FilesCore:
+        """The session's files."""
+        return FilesCore(self._live, self._check_open)
+
+    @property
+    def artifacts(self) -> ArtifactsCore:
+        """The session's results."""
+        return ArtifactsCore(self._live)
 
     @property
     def workdir(self) -> str:

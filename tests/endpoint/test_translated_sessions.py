@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import hostler
+from hostler.endpoint.routes import can_translate
 from hostler.harness import Harness, ModelCall, Text, ToolCall, ToolResult
 from hostler.testing.model_server import ModelServer
 
-pytest.importorskip("litellm")
 KEY = "planted-provider-key-51c9"
 FAILURES = {
     json.dumps(step): code
@@ -28,7 +28,12 @@ CELLS = [
     pytest.param(Harness.CLAUDE_CODE, "openai/gpt-5", id="claude_code-openai"),
     pytest.param(Harness.CODEX, "anthropic/claude-sonnet-4-5", id="codex-anthropic"),
 ]
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("nothing_left"), pytest.mark.xdist_group("translator")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.xdist_group("translator"),
+    pytest.mark.skipif(not can_translate(), reason="the litellm extra is not installed"),
+]
 
 
 def files_with(word: str, folder: Path) -> list[Path]:

@@ -14,13 +14,16 @@ import psutil
 import pytest
 from endpoint_door import KEY, PATHS, TOKEN, Door, body, door, script
 
+from hostler.endpoint.routes import can_translate
 from hostler.endpoint.translation import Untranslatable, translatable
 from hostler.endpoint.wires import PATHS as WIRE_OF
 from hostler.testing.model_server import ModelServer
 from hostler.types.result import Usage
 
-pytest.importorskip("litellm")
-pytestmark = pytest.mark.xdist_group("translator")
+pytestmark = [
+    pytest.mark.xdist_group("translator"),
+    pytest.mark.skipif(not can_translate(), reason="the litellm extra is not installed"),
+]
 SILENCE = 2.0
 # the program's wire, the upstream's, and a model of its provider
 PAIRS = [
@@ -259,8 +262,10 @@ def test_a_session_that_closes_ends_its_calls(translating: Translating) -> None:
         asking = asyncio.create_task(ask(door, "chat", "anthropic", "claude-sonnet-4-5", script(text="x", hang=1.5)))
         await asyncio.to_thread(door.server.wait, 1)
         door.endpoint.close_token(TOKEN)
-        with pytest.raises(httpx.RemoteProtocolError):
-            await asking
+        start = time.monotonic()
+        outcome = (await asyncio.gather(asking, return_exceptions=True))[0]
+        assert time.monotonic() - start < 1
+        assert isinstance(outcome, httpx.RemoteProtocolError) or outcome.status_code == 500  # as far as it had come
         assert [c.status for c in door.calls] == ["cut"]
 
     translating(test)

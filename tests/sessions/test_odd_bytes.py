@@ -503,4 +503,6 @@ def test_the_model_gets_the_prompt_as_it_was(program: Program, models: ModelServ
             bodies = [request.body for request in models.calls[before:]]
             assert any(prompt in text for body in bodies for text in texts(body)), prompt[:50]
             assert not any("SECRET CONTENT" in text for body in bodies for text in texts(body))
+        told = [m["content"] for m in session.history() if m["role"] == "user"]
+    assert [text for text in told if text in ODD_PROMPTS] == list(ODD_PROMPTS)
     assert os.listdir(workspace) == ["README.md"]

@@ -437,6 +437,16 @@ def test_a_damaged_database_is_restored(home: Home, database: sqlite3.Connection
     assert len(rows(path)) == 50
 
 
+def test_a_database_is_read_with_its_write_ahead_log(home: Home, database: sqlite3.Connection) -> None:
+    database.execute("insert into m values ('one')")
+    database.commit()
+    (content,) = native.read(str(home.path), str(home.saved), (DB,), ID, None).values()
+    copy = sqlite3.connect(":memory:")
+    copy.deserialize(content[:18] + b"\x01\x01" + content[20:])
+    assert copy.execute("select t from m").fetchall() == [("one",)]
+    copy.close()
+
+
 def test_an_older_database_is_restored(home: Home, database: sqlite3.Connection) -> None:
     """Its date and its size say nothing: it is what a backup puts back."""
     database.execute("insert into m values ('one')")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -136,9 +137,29 @@ def final_answer(wire: WireName, failure: Failure) -> tuple[int, bytes]:
         if failure.body is not None:
             return status, failure.body
         return status, write_error(wire, _anthropic_kind(status), failure.message)
-    if failure.body is not None and failure.status == 400:
+    if (
+        failure.body is not None
+        and failure.status == 400
+        and not _repeated(wire, failure.body.decode(errors="replace"))
+    ):
         return 400, failure.body
+    if _repeated(wire, f"{failure.code} {failure.message}"):
+        return 400, write_error(wire, "invalid_request_error", _NEUTRAL)
     return 400, write_error(wire, failure.code, failure.message)
+
+
+_NEUTRAL = "The model gave no answer. The application was told why."
+# Chat clients read the text of an error, whatever its status: what looks passing to them they repeat for minutes.
+_PASSING = re.compile(
+    r"429|500|502|503|504|524|rate|too many|quickly|overload|unavailable|internal|server.error|provider|terminated|"
+    r"failed|network|upstream|connection|socket|timed?.?out|econn|try|retry|exhausted|capacity",
+    re.IGNORECASE,
+)
+_LENGTH = re.compile(r"context|token|too long", re.IGNORECASE)  # they shorten their history and go on
+
+
+def _repeated(wire: WireName, text: str) -> bool:
+    return wire == "chat" and bool(_PASSING.search(text)) and not _LENGTH.search(text)
 
 
 def _anthropic_kind(status: int) -> str:

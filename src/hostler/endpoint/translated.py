@@ -74,7 +74,7 @@ class Translated:
                 else:
                     await self._whole(response)
         except TranslationFailed as error:
-            await self._failed(str(error))
+            await self._failed(str(error), "model_unavailable")
         finally:
             self._dismiss(self._token)
 
@@ -141,7 +141,7 @@ class Translated:
         self._client.note_broken(Failure(code, message), self._began)
         self._cut()
 
-    async def _failed(self, why: str) -> None:
+    async def _failed(self, why: str, code: str = "model_refused") -> None:
         """Nothing has been given to the program: it is told the upstream's failure, or that of the translation."""
         heard = self._heard
         if heard is not None and heard.status == "cut":
@@ -152,11 +152,12 @@ class Translated:
         else:
             what = "request for" if heard is None else "answer of"
             why = self._scrub.all(why.encode()).decode()
-            failure = Failure("model_refused", f"The {what} {self._route.host} could not be translated: {why}", 400)
+            status = 400 if code == "model_refused" else None
+            failure = Failure(code, f"The {what} {self._route.host} could not be translated: {why}", status)
         if heard is None:
             self._report(failure)
-        status, body = final_answer(self._route.asked, failure)
-        await answer_json(self._send, status, body, {"x-should-retry": "false"})
+        http_status, body = final_answer(self._route.asked, failure)
+        await answer_json(self._send, http_status, body, {"x-should-retry": "false"})
 
     def _report(self, failure: Failure) -> None:
         call = ModelCall(self._route.model, Usage(calls=1, partial=True), 0.0, "refused", None, failure.info)

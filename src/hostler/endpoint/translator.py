@@ -63,16 +63,26 @@ class Translator:
     @contextlib.asynccontextmanager
     async def ask(self, request: dict[str, Any]) -> AsyncIterator[httpx.Response]:
         """The answer in the program's wire, streamed."""
-        client = await self.start()
         content = await asyncio.to_thread(json.dumps, request)
         try:
-            response = await client.send(client.build_request("POST", "/", content=content), stream=True)
+            response = await self._send(content)
         except httpx.HTTPError as error:
             raise TranslationFailed(f"the translator broke: {error or type(error).__name__}") from None
         try:
             yield response
         finally:
             await response.aclose()
+
+    async def _send(self, content: str) -> httpx.Response:
+        client = await self.start()
+        try:
+            return await client.send(client.build_request("POST", "/", content=content), stream=True)
+        except httpx.ConnectError:  # it has died, which is not always known at once
+            async with self._starting:
+                if client is self._client:
+                    await self.aclose()
+        client = await self.start()
+        return await client.send(client.build_request("POST", "/", content=content), stream=True)
 
     async def aclose(self) -> None:
         client, self._client = self._client, None

@@ -23,7 +23,7 @@ def stage(conn: Connection, session: int, staged: FileStaged, *, notice: bool, n
     if notice:
         others = [told for told in row.notices if told["file"]["path"] != file.path]
         values["notices"] = [*others, {"seq": row.seq + 1, "file": asdict(file), "source": staged.source}]
-    if file.artifact != (file.path in row.marked):
+    if file.artifact or file.path in row.marked:
         marked = {path: kind for path, kind in row.marked.items() if path != file.path}
         values["marked"] = {**marked, file.path: file.media_type} if file.artifact else marked
     conn.execute(update(sessions).where(sessions.c.id == session).values(values))

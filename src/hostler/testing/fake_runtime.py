@@ -115,6 +115,7 @@ class FakeRuntime:
     wire = "anthropic"
     id_pattern = r"[A-Za-z0-9][A-Za-z0-9-]{0,63}"
     project_instructions: tuple[str, ...] = ()
+    project_code: tuple[str, ...] = ()
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         return tuple(options.get("program") or (sys.executable, "-I", "-S", "-E", fake_program.__file__))

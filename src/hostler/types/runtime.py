@@ -137,11 +137,13 @@ class LaunchContext:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How to start the program: ``env`` is added to the sandbox's allow-listed base environment; ``files`` (absolute
-    paths below home or files_dir, text) are written with mode 0600 before each start."""
+    paths below home or files_dir, text) are written with mode 0600 before each start. ``clear`` are paths below home that
+    are removed before that: places from which the program would take rights that an agent left there."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     files: Mapping[str, str] = field(default_factory=dict)
+    clear: tuple[str, ...] = ()
 
 
 # ---- what goes through the codec -------------------------------------------------------------------------------------
@@ -286,6 +288,7 @@ class Runtime(Protocol):
     wire: Literal["anthropic", "responses", "chat", "gemini"]
     id_pattern: str
     project_instructions: tuple[str, ...]  # files of the workspace that the program does not read itself
+    project_code: tuple[str, ...]  # folders of the workspace from which the program runs code at its start, unasked
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         """The command that starts the program (see `hostler.runtimes.programs`). Raises HarnessInstallFailed."""

@@ -172,14 +172,22 @@ def read(
     """The program's session files by their path below home: those in its home, for missing ones the saved copies."""
     root = Root(home)
     found: dict[str, bytes] = {}
-    for path in _find(root, files, native_id):
-        with contextlib.suppress(OSError, PathError):
-            found[path] = root.read(path)
+    for path, kind in _find(root, files, native_id).items():
+        with contextlib.suppress(OSError, PathError, sqlite.NotCopied):
+            found[path] = _database(root, path) if kind == "sqlite" else root.read(path)
     for item in (manifest or {}).get("files", ()):
         if item["path"] not in found and _blob_size(target_dir, item) >= item["bytes"]:
             with open(os.path.join(target_dir, item["blob"]), "rb", opener=_no_link) as copy:
                 found[item["path"]] = copy.read(item["bytes"])
     return found
+
+
+def _database(root: Root, path: str) -> bytes:
+    """The database with what is still in its write-ahead log."""
+    with tempfile.TemporaryDirectory(prefix="hostler-") as folder:
+        sqlite.copy(root, path, os.path.join(folder, "copy"))
+        with open(os.path.join(folder, "copy"), "rb") as copy:
+            return copy.read()
 
 
 def restorable(target_dir: str, manifest: Mapping[str, Any] | None) -> bool:

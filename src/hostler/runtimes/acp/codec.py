@@ -52,7 +52,8 @@ class Dialect:
 
     ``names_tools``: the first title of a tool call is the tool's name. ``steers``: a second prompt joins the running one.
     ``keeps_cwd``: a session runs where it was made, whatever a resume says, so that must be asked for.
-    ``servers``: MCP servers are given with the session, not in the agent's own configuration.
+    ``servers``: MCP servers are given with the session, not in the agent's own configuration. ``commands``: it takes a
+    prompt that begins with a slash for a command, but looks at what is meant for the user's eyes only, too.
     """
 
     names_tools: bool = False
@@ -60,6 +61,7 @@ class Dialect:
     steers: bool = False
     keeps_cwd: bool = False
     servers: bool = True
+    commands: bool = False
     permission: Callable[[LaunchContext], str] = no_rule
     failure: Callable[[dict[str, Any]], ErrorInfo] = failure
 
@@ -123,11 +125,11 @@ class AcpCodec:
         step = self._step(state)
         match command:
             case Prompt():
-                _prompt(step, command)
+                _prompt(step, command, self.dialect)
             case Interrupt():
                 _interrupt(step)
             case Steer():
-                _steer(step, command, self.dialect.steers)
+                _steer(step, command, self.dialect)
             case Answer():
                 _decide(step, command)
         return step.done()
@@ -295,11 +297,18 @@ def _pairs(values: Mapping[str, str] | None) -> list[dict[str, str]]:
 # ---- commands -------------------------------------------------------------------------------------------------------
 
 
-def _prompt(step: Step, prompt: Prompt) -> None:
+def _text(text: str, dialect: Dialect) -> list[dict[str, Any]]:
+    plain: dict[str, Any] = {"type": "text", "text": text}
+    if dialect.commands and text.lstrip().startswith("/"):
+        return [{"type": "text", "text": ".", "annotations": {"audience": ["user"]}}, plain]
+    return [plain]
+
+
+def _prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
     if step.state["unfit"]:
         step.emit(Unfit(step.state["unfit"]))
         return
-    content: list[dict[str, Any]] = [{"type": "text", "text": prompt.text}]
+    content = _text(prompt.text, dialect)
     content += [{"type": "image", "mimeType": media, "data": data} for media, data in prompt.images]
     step.state["turn"] = {
         "id": prompt.turn,
@@ -323,8 +332,8 @@ def _begin(step: Step) -> None:
     content, turn["input"] = turn["input"], None
     step.request(turn["id"], "session/prompt", {"sessionId": step.state["session"], "prompt": content}, note=turn["id"])
     step.emit(StepStarted())
-    for key, text in turn["steer"]:
-        _send_steer(step, key, text)
+    for key, said in turn["steer"]:
+        _send_steer(step, key, said)
     turn["steer"] = []
 
 
@@ -343,21 +352,21 @@ def _interrupt(step: Step) -> None:
     step.notify(f"interrupt:{turn['id']}", "session/cancel", {"sessionId": step.state["session"]})
 
 
-def _steer(step: Step, command: Steer, able: bool) -> None:
+def _steer(step: Step, command: Steer, dialect: Dialect) -> None:
     turn = step.state["turn"]
-    if not turn or not able or turn["interrupt"]:
-        why = "This agent takes nothing during a turn" if not able else "The turn is over"
+    if not turn or not dialect.steers or turn["interrupt"]:
+        why = "The turn is over" if dialect.steers else "This agent takes nothing during a turn"
         step.emit(Notice("steer_refused", f"{why}; what was said to it was not delivered."))
     elif turn["input"] is not None:
-        turn["steer"] = [*turn["steer"], [command.key, command.text]]
+        turn["steer"] = [*turn["steer"], [command.key, _text(command.text, dialect)]]
     else:
-        _send_steer(step, command.key, command.text)
+        _send_steer(step, command.key, _text(command.text, dialect))
 
 
-def _send_steer(step: Step, key: str, text: str) -> None:
+def _send_steer(step: Step, key: str, content: list[dict[str, Any]]) -> None:
     turn = step.state["turn"]
     turn["prompts"] = [*turn["prompts"], key]
-    params = {"sessionId": step.state["session"], "prompt": [{"type": "text", "text": text}]}
+    params = {"sessionId": step.state["session"], "prompt": content}
     step.request(key, "session/prompt", params, note=key)
 
 

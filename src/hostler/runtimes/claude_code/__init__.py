@@ -39,6 +39,7 @@ class ClaudeCode:
     wire = "anthropic"
     id_pattern = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
     project_instructions: tuple[str, ...] = ("AGENTS.md",)
+    project_code: tuple[str, ...] = ()
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         if program := programs.given(options):

@@ -52,9 +52,9 @@ def launch(ctx: LaunchContext) -> Launch:
         env[TOOL_KEY] = ctx.tool_token
     files = {
         f"{home}/config.toml": toml(config(ctx)),
-        f"{home}/rules/default.rules": "",  # commands that an earlier turn allowed itself for ever
     }
-    return Launch((*ctx.program, "app-server"), env, files)
+    # Commands that an earlier turn allowed itself for ever.
+    return Launch((*ctx.program, "app-server"), env, files, clear=(f"{home}/rules",))
 
 
 def config(ctx: LaunchContext) -> dict[str, Any]:

@@ -44,7 +44,11 @@ def _without_wal(content: bytes) -> bytes:
 
 
 def _user(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    texts = [str(p.get("text") or "") for p in parts if p.get("type") == "text" and not p.get("synthetic")]
+    texts = [
+        str(p.get("text") or "")
+        for p in parts
+        if p.get("type") == "text" and not (p.get("synthetic") or p.get("ignored"))
+    ]
     images = [p for p in parts if p.get("type") == "file" and str(p.get("mime")).startswith("image/")]
     if not texts and not images:
         return []

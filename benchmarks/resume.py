@@ -1,0 +1,237 @@
+"""What a resume costs in a new process, beside litellm's; and what a keeper costs: start, memory, a turn, throughput."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+from common import (
+    KEY,
+    Pair,
+    Row,
+    difference_ms,
+    first,
+    folder,
+    interleaved,
+    model_server,
+    ms,
+    peer_environment,
+    peer_python,
+    print_table,
+    process,
+    prompt,
+    ratio,
+    row,
+)
+
+from hostler import keeper
+from hostler.keeper import KeeperAddress, KeeperSpec
+
+_PROGRAMS = {
+    "claude_code": ("Claude Code", "claude-sonnet-4-5", 6.0),
+    "codex": ("Codex", "gpt-5", 3.0),
+    "opencode": ("OpenCode", "gpt-5", 10.0),
+}
+_RESUMER = str(Path(__file__).with_name("resumer.py"))
+_FLOOD = 200 << 20
+_names = itertools.count(1)
+
+# ---- resume ---------------------------------------------------------------------------------------------------------
+
+
+class Chat:
+    """A conversation whose every turn runs in an app of its own, which detaches at the end."""
+
+    def __init__(self, name: str, models: str, at: Path, *, peer: bool) -> None:
+        self._work = at / "work"
+        self._work.mkdir(parents=True)
+        _, model, _ = _PROGRAMS[name]
+        self._job = {"harness": name, "workdir": str(self._work), "model": model, "base": models, "key": KEY}
+        if peer:
+            self._argv = [str(peer_python()), _RESUMER, "litellm"]
+            self._env = peer_environment(name, at)
+            self._job["model"] = f"litellm_proxy/{model}"
+        else:
+            self._argv = [sys.executable, _RESUMER, "hostler"]
+            self._env = {**os.environ, "HOSTLER_STATE_DIR": str(at / "state")}
+        self._turns = 0
+
+    def turn(self) -> float:
+        """Seconds from the resume call to the first text of its turn; the app's start and imports are not in it."""
+        self._turns += 1
+        job = {**self._job, "prompt": prompt(self._turns)}
+        with process([*self._argv, json.dumps(job)], self._env) as lines:
+            assert lines.read() == b"ready"
+            lines.write(b"go")
+            said = json.loads(lines.read())
+        if said["stop"] != "done" or said["seconds"] is None:
+            raise RuntimeError(f"a turn failed: {said}")
+        self._job["state"] = said["state"]
+        return float(said["seconds"])
+
+    def end(self) -> None:
+        """Of the program that is parked."""
+        key = json.loads(self._job["state"]).get("session")
+        if key is not None:
+            argv = [sys.executable, "-m", "hostler.cli", "kill", key]
+            subprocess.run(argv, env=self._env, check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def beside_litellm(name: str, n: int) -> Row:
+    title, _, limit = _PROGRAMS[name]
+    with folder() as at, model_server() as models:
+        ours = Chat(name, models, at / "ours", peer=False)
+        theirs = Chat(name, models, at / "theirs", peer=True)
+        try:
+            for chat in (ours, theirs):
+                chat.turn()
+            pairs = interleaved(n, ours.turn, theirs.turn)
+        finally:
+            ours.end()
+    what = f"resume of {title} in a new process to its first text, litellm's as a multiple"
+    return row(what, pairs, ratio, ms, "x", beside="litellm", limit=limit, sense="at least")
+
+
+# ---- the keeper -----------------------------------------------------------------------------------------------------
+
+# Answers each line with itself; "flood N" with N bytes in lines of 200.
+ECHO = """
+import sys
+out = sys.stdout.buffer
+for line in sys.stdin.buffer:
+    if line.startswith(b"flood"):
+        part = (b"x" * 199 + b"\\n") * 1000
+        for _ in range(int(line.split()[1]) // len(part)):
+            out.write(part)
+    out.write(line)
+    out.flush()
+"""
+
+
+def spec(at: Path) -> KeeperSpec:
+    argv = [sys.executable, "-I", "-S", "-u", "-c", ECHO]
+    mark = secrets.token_hex(16)
+    return KeeperSpec(argv=argv, env={"PATH": os.defpath}, cwd=str(at), dir=str(at / mark), mark=mark)
+
+
+@contextlib.asynccontextmanager
+async def kept(at: Path):  # type: ignore[no-untyped-def]
+    """A program under a keeper, as (its address, how to have one line answered)."""
+    address = await keeper.start(spec(at), None)
+    held = await keeper.attach(address, epoch=1, holder="bench", after=0, upstream=None)
+    batches = held.batches()
+    keys = itertools.count(1)
+
+    async def ask(line: bytes) -> None:
+        await held.open_turn()
+        await held.send(f"k{next(keys)}", line)
+        while True:
+            batch = await anext(batches)
+            done = any(frame.kind == "out" and frame.data == line for frame in batch)
+            await held.ack(batch[-1].no, turn_done=done)
+            if done:
+                return
+
+    try:
+        yield address, ask
+    finally:
+        await held.kill()
+
+
+async def timed(work: Callable[[], Awaitable[object]]) -> float:
+    start = time.perf_counter()
+    await work()
+    return time.perf_counter() - start
+
+
+async def starts(at: Path, n: int) -> list[Pair]:
+    """Start of a keeper until it says that it and its program run; beside it the start of the same program alone."""
+    pairs = []
+    for _ in range(n):
+        addresses: list[KeeperAddress] = []
+
+        async def kept_one(into: list[KeeperAddress] = addresses) -> None:
+            into.append(await keeper.start(spec(at), None))
+
+        async def alone() -> None:
+            one = await asyncio.create_subprocess_exec(*spec(at).argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            one.kill()
+            await one.wait()
+
+        pairs.append((await timed(kept_one), await timed(alone)))
+        await asyncio.to_thread(keeper.destroy, addresses[0])
+    return pairs
+
+
+async def turns(at: Path, n: int) -> list[Pair]:
+    """One line and its answer, with open_turn and acknowledgement; beside it the same line over plain pipes."""
+    direct = await asyncio.create_subprocess_exec(*spec(at).argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert direct.stdin is not None
+    assert direct.stdout is not None
+    stdin, stdout = direct.stdin, direct.stdout
+
+    async def ask_directly() -> None:
+        stdin.write(b"hello\n")
+        await stdout.readline()
+
+    try:
+        async with kept(at) as (_, ask):
+            await ask(b"warm")
+            await ask_directly()
+            return [(await timed(lambda: ask(b"hello")), await timed(ask_directly)) for _ in range(n)]
+    finally:
+        direct.kill()
+        await direct.wait()
+
+
+async def flood(at: Path, n: int) -> tuple[list[Pair], list[Pair]]:
+    """Throughput to a host that reads, and the keeper's memory after each round; both with nothing beside them."""
+    rates, sizes = [], []
+    for _ in range(n):
+        async with kept(at) as (address, ask):
+            taken = await timed(lambda: ask(b"flood %d" % _FLOOD))
+            rates.append((_FLOOD / taken / 1e6, 0.0))
+            sizes.append((resident(address.pid) / (1 << 20), 0.0))
+    return rates, sizes
+
+
+def resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def of_the_keeper(quick: bool) -> Iterator[Row]:
+    with folder() as at:
+        pairs = asyncio.run(starts(at, 5 if quick else 30))
+        yield row("keeper: start to ready, program included", pairs, first_ms, ms, "ms", beside="program alone")
+        pairs = asyncio.run(turns(at, 50 if quick else 500))
+        yield row("keeper: added to a turn of a program", pairs, difference_ms, ms, "ms", beside="pipes", limit=3.0)
+        rates, sizes = asyncio.run(flood(at, 1 if quick else 5))
+        yield row("keeper: 200-byte lines to the host", rates, first, lambda v: f"{v:.0f} MB/s", "MB/s")
+        yield row("keeper: resident after 200 MB", sizes, first, lambda v: f"{v:.1f} MB", "MB", limit=20.0)
+
+
+def first_ms(a: float, b: float) -> float:
+    return a * 1000
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    yield from of_the_keeper(quick)
+    if peer_python() is not None:
+        for name in _PROGRAMS:
+            yield beside_litellm(name, 3 if quick else 15)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few pairs")
+    print_table(list(rows(parser.parse_args().quick)))
