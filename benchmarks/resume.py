@@ -17,6 +17,7 @@ from pathlib import Path
 
 from common import (
     KEY,
+    Lines,
     Pair,
     Row,
     difference_ms,
@@ -50,56 +51,68 @@ _names = itertools.count(1)
 
 
 class Chat:
-    """A conversation whose every turn runs in an app of its own, which detaches at the end."""
+    """A conversation whose turns run in one app after the other; each detaches at the end of its turn.
 
-    def __init__(self, name: str, models: str, at: Path, *, peer: bool) -> None:
-        self._work = at / "work"
-        self._work.mkdir(parents=True)
+    ``workers``: the apps are two running ones, which have served another conversation before; else each is new.
+    """
+
+    def __init__(self, name: str, models: str, at: Path, *, peer: bool, workers: bool) -> None:
+        (at / "work").mkdir(parents=True)
         _, model, _ = _PROGRAMS[name]
-        self._job = {"harness": name, "workdir": str(self._work), "model": model, "base": models, "key": KEY}
-        if peer:
-            self._argv = [str(peer_python()), _RESUMER, "litellm"]
-            self._env = peer_environment(name, at)
-            self._job["model"] = f"litellm_proxy/{model}"
-        else:
-            self._argv = [sys.executable, _RESUMER, "hostler"]
-            self._env = {**os.environ, "HOSTLER_STATE_DIR": str(at / "state")}
+        self._model = f"litellm_proxy/{model}" if peer else model
+        self._fixed = {"harness": name, "workdir": str(at / "work"), "model": self._model, "base": models, "key": KEY}
+        self._argv = [str(peer_python()), _RESUMER, "litellm"] if peer else [sys.executable, _RESUMER, "hostler"]
+        self._env = peer_environment(name, at) if peer else {**os.environ, "HOSTLER_STATE_DIR": str(at / "state")}
+        self._apps = contextlib.ExitStack()
+        self._workers = [self._app() for _ in range(2)] if workers else []
+        self._states: dict[str, str] = {}
         self._turns = 0
+        for number, worker in enumerate(self._workers):
+            self._run(worker, f"other {number}")
 
     def turn(self) -> float:
         """Seconds from the resume call to the first text of its turn; the app's start and imports are not in it."""
         self._turns += 1
-        job = {**self._job, "prompt": prompt(self._turns)}
-        with process([*self._argv, json.dumps(job)], self._env) as lines:
-            assert lines.read() == b"ready"
-            lines.write(b"go")
-            said = json.loads(lines.read())
-        if said["stop"] != "done" or said["seconds"] is None:
-            raise RuntimeError(f"a turn failed: {said}")
-        self._job["state"] = said["state"]
-        return float(said["seconds"])
+        if self._workers:
+            return self._run(self._workers[self._turns % 2], "chat")
+        with process(self._argv, self._env) as app:
+            assert app.read() == b"ready"
+            return self._run(app, "chat")
 
     def end(self) -> None:
-        """Of the program that is parked."""
-        key = json.loads(self._job["state"]).get("session")
-        if key is not None:
-            argv = [sys.executable, "-m", "hostler.cli", "kill", key]
-            subprocess.run(argv, env=self._env, check=True, stdout=subprocess.DEVNULL, timeout=60)
+        """Of the apps, and of the programs that are parked."""
+        self._apps.close()
+        for state in self._states.values():
+            if (key := json.loads(state).get("session")) is not None:
+                argv = [sys.executable, "-m", "hostler.cli", "kill", key]
+                subprocess.run(argv, env=self._env, check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+    def _app(self) -> Lines:
+        app = self._apps.enter_context(process(self._argv, self._env))
+        assert app.read() == b"ready"
+        return app
+
+    def _run(self, app: Lines, chat: str) -> float:
+        app.write(json.dumps({**self._fixed, "prompt": prompt(self._turns), "state": self._states.get(chat)}).encode())
+        said = json.loads(app.read())
+        if said["stop"] != "done" or said["seconds"] is None:
+            raise RuntimeError(f"a turn failed: {said}")
+        self._states[chat] = said["state"]
+        return float(said["seconds"])
 
 
-def beside_litellm(name: str, n: int) -> Row:
+def beside_litellm(name: str, n: int, *, workers: bool) -> Row:
     title, _, limit = _PROGRAMS[name]
-    with folder() as at, model_server() as models:
-        ours = Chat(name, models, at / "ours", peer=False)
-        theirs = Chat(name, models, at / "theirs", peer=True)
-        try:
-            for chat in (ours, theirs):
-                chat.turn()
-            pairs = interleaved(n, ours.turn, theirs.turn)
-        finally:
-            ours.end()
-    what = f"resume of {title} in a new process to its first text, litellm's as a multiple"
-    return row(what, pairs, ratio, ms, "x", beside="litellm", limit=limit, sense="at least")
+    with folder() as at, model_server() as models, contextlib.ExitStack() as chats:
+        sides = []
+        for where, is_peer in ((at / "ours", False), (at / "theirs", True)):
+            sides.append(Chat(name, models, where, peer=is_peer, workers=workers))
+            chats.callback(sides[-1].end)
+            sides[-1].turn()
+        pairs = interleaved(n, sides[0].turn, sides[1].turn)
+    app = "another running app" if workers else "an app just started"
+    what = f"resume of {title} in {app} to its first text, litellm's as a multiple"
+    return row(what, pairs, ratio, ms, "x", beside="litellm", limit=limit if workers else None, sense="at least")
 
 
 # ---- the keeper -----------------------------------------------------------------------------------------------------
@@ -228,7 +241,8 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from of_the_keeper(quick)
     if peer_python() is not None:
         for name in _PROGRAMS:
-            yield beside_litellm(name, 3 if quick else 15)
+            yield beside_litellm(name, 3 if quick else 20, workers=True)
+            yield beside_litellm(name, 3 if quick else 8, workers=False)
 
 
 if __name__ == "__main__":

@@ -91,13 +91,17 @@ def test_a_lasting_fault_ends_in_a_final_error(run: Run, wire: str, status: int,
         assert time.monotonic() - start < 1.5
         assert answer.status_code == (status if wire == "anthropic" else 400)
         assert answer.headers["x-should-retry"] == "false"
-        assert "overloaded" in error_of(answer)["message"]
-        assert "attempts in" in error_of(answer)["message"]
-        if wire != "anthropic":
-            assert error_of(answer)["code"] == code
-            assert error_of(answer)["type"] == "invalid_request_error"
         [call] = door.calls
         assert call.error is not None
+        assert "overloaded" in call.error.message
+        assert "attempts in" in call.error.message
+        if wire == "chat":  # its clients repeat what reads like a passing fault
+            assert "overloaded" not in answer.text
+            assert not any(character.isdigit() for character in error_of(answer)["message"])
+        else:
+            assert "attempts in" in error_of(answer)["message"]
+        if wire != "anthropic":
+            assert error_of(answer)["type"] == "invalid_request_error"
         assert (call.status, call.http_status, call.cost) == ("refused", status, 0.0)
         assert (call.error.code, call.error.retryable) == (code, True)
         assert len(door.server.calls) == 2
@@ -140,6 +144,15 @@ def test_retry_after_in_all_its_forms() -> None:
         assert retry_after(odd, 0) == 0
 
 
+def reason(door: Door, wire: str, answer: httpx.Response) -> str:
+    """What the program is told; chat programs, which repeat what reads like a passing fault, are not: the session is."""
+    if wire != "chat":
+        return str(error_of(answer)["message"])
+    error = door.calls[-1].error
+    assert error is not None
+    return error.message
+
+
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_model_that_cannot_be_reached(run: Run, wire: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -149,7 +162,7 @@ def test_a_model_that_cannot_be_reached(run: Run, wire: str) -> None:
         door.open(wire, base=f"http://127.0.0.1:{port}")
         answer = await door.ask(wire)
         assert answer.status_code == (503 if wire == "anthropic" else 400)
-        assert f"127.0.0.1:{port} cannot be reached" in error_of(answer)["message"]
+        assert f"127.0.0.1:{port} cannot be reached" in reason(door, wire, answer)
         [call] = door.calls
         assert call.error is not None
         assert (call.status, call.http_status, call.cost, call.error.code) == (
@@ -188,7 +201,7 @@ def test_the_call_after_three_broken_ones_is_refused_once(run: Run, wire: str) -
         answer = await door.ask(wire)
         assert answer.status_code == (502 if wire == "anthropic" else 400)
         assert answer.headers["x-should-retry"] == "false"
-        assert "3 times in a row" in error_of(answer)["message"]
+        assert "3 times in a row" in reason(door, wire, answer)
         assert [c.status for c in door.calls] == ["cut", "cut", "cut", "refused"]
         assert door.calls[-1].error is not None
         assert (door.calls[-1].error.code, door.calls[-1].cost) == ("model_cut", 0.0)
@@ -282,7 +295,7 @@ def test_an_error_told_at_the_start_of_a_stream_is_tried_again(run: Run, wire: s
             door.open(wire, base=base)
             answer = await door.ask(wire)
         assert answer.status_code == (503 if wire == "anthropic" else 400)
-        assert "busy" in error_of(answer)["message"]
+        assert "busy" in reason(door, wire, answer)
         assert len(seen) == 2
         assert [c.error.code for c in door.calls if c.error] == ["model_unavailable"]
 

@@ -114,7 +114,8 @@ class Translated:
         if not self._started and (heard is None or heard.status != "ok"):
             await self._failed("the translator ended early")
         elif heard is not None and heard.status == "refused" and heard.error is not None:
-            await self._write(self._scrub.rest() + stream_error(self._route.asked, heard.error.message), more=False)
+            _, body = final_answer(self._route.asked, Failure(heard.error.code, heard.error.message, 400))
+            await self._write(self._scrub.rest() + stream_error(self._route.asked, body), more=False)
         elif heard is not None and heard.status == "ok" and whole:
             await self._start("text/event-stream")
             await self._write(self._scrub.rest(), more=False)

@@ -260,12 +260,12 @@ def write_error(wire: WireName, kind: str, message: str) -> bytes:
     return json.dumps(answer).encode()
 
 
-def stream_error(wire: WireName, message: str) -> bytes:
-    """An error as the last event of a stream, of a kind that clients do not repeat."""
+def stream_error(wire: WireName, answer: bytes) -> bytes:
+    """An error answer as the last event of a stream, of a kind that clients do not repeat."""
     if wire == "responses":
-        error = {"code": "invalid_prompt", "message": message}
+        error = {"code": "invalid_prompt", "message": read_error(answer)[1]}
         response = {"id": "resp_failed", "object": "response", "status": "failed", "output": [], "error": error}
-        kind, data = "response.failed", json.dumps({"type": "response.failed", "response": response}).encode()
+        kind, answer = "response.failed", json.dumps({"type": "response.failed", "response": response}).encode()
     else:
-        kind, data = "error", write_error(wire, "invalid_request_error", message)
-    return (b"" if wire == "chat" else f"event: {kind}\n".encode()) + b"data: " + data + b"\n\n"
+        kind = "error"
+    return (b"" if wire == "chat" else f"event: {kind}\n".encode()) + b"data: " + answer + b"\n\n"

@@ -12,11 +12,12 @@ from .loop import READ, WRITE, Loop, Timer
 
 _CHUNK = 1 << 16
 _MAX_REQUEST = 64 << 20
+_MAX_HELD = 256 << 20  # of all requests that are being read or kept
 _MAX_CALLS = 128  # connections at a time; more wait in the backlog
 _HIGH_WATER = 1 << 20
 _RETRY_HOST = 0.2
 _SAME_HOST_TRIES = 2  # a host that lives and closes without an answer is asked once more
-_SETTLE = 0.25
+_SETTLE = 3.0  # s: a busy program has told all that it made of a cut answer by then
 _LINGER = 2.0
 _RESET = struct.pack("ii", 1, 0)
 
@@ -35,6 +36,7 @@ class ModelAddress:
         self.loop = loop
         self.hold_limit = hold_limit
         self.upstream: str | None = None
+        self.held = 0  # bytes of requests
         self._listener = listener
         self._note = note
         self._drain = drain
@@ -106,6 +108,7 @@ class Call:
         self._program = program
         self._request = Request(_MAX_REQUEST)
         self._kept = b""  # the whole request, until the program has been given some of the answer
+        self._held = 0  # what this connection's request counts for in the address's sum
         self._number = 0  # given when the request is whole
         self._host: socket.socket | None = None
         self._response = Response(to_head=False)
@@ -137,13 +140,10 @@ class Call:
         try:
             whole = self._request.feed(data)
         except Malformed as error:
-            body = str(error).encode()
-            self._to_program += (
-                b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
-                % (len(body), body)
-            )
-            self._number = -1
-            return self._last_words()
+            return self._refuse(b"400 Bad Request", str(error))
+        self._hold(len(self._request.raw))
+        if self._address.held > _MAX_HELD:
+            return self._refuse(b"503 Service Unavailable", f"over {_MAX_HELD} bytes of requests are held here")
         if whole:
             self._number = self._address.next_number()
             self._kept = bytes(self._request.raw)
@@ -155,6 +155,21 @@ class Call:
             self._request.wants_continue = False
             self._to_program += b"HTTP/1.1 100 Continue\r\n\r\n"
             self._flush_program()
+
+    def _hold(self, size: int) -> None:
+        self._address.held += size - self._held
+        self._held = size
+
+    def _refuse(self, status: bytes, why: str) -> None:
+        self._request.raw.clear()
+        self._hold(0)
+        body = why.encode()
+        self._to_program += (
+            b"HTTP/1.1 %s\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
+            % (status, len(body), body)
+        )
+        self._number = -1
+        self._last_words()
 
     def _on_program_gone(self) -> None:
         if self._number > 0 and not self._closing:
@@ -220,6 +235,7 @@ class Call:
         if out and not self._begun:
             self._begun = True
             self._kept = b""
+            self._hold(0)
         self._given = self._response.body_bytes
         self._to_program += out
         if self._response.done:
@@ -299,6 +315,7 @@ class Call:
             if reset:
                 self._program.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._program.close()
+        self._hold(0)
         self._address.forget(self)
 
 
