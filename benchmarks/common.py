@@ -77,7 +77,7 @@ def row(
     values = [value(a, b) for a, b in pairs]
     low, high = interval(values)
     ours, theirs = (show(statistics.median(side)) for side in zip(*pairs, strict=True))
-    beside = f"{beside} {theirs}".strip()
+    beside = f"{beside} {theirs}" if beside else ""
     return Row(name, len(pairs), ours, beside, statistics.median(values), low, high, unit, limit, sense)
 
 
@@ -161,6 +161,7 @@ def folder() -> Iterator[Path]:
     for name in kept:
         if name.startswith(("ANTHROPIC_", "OPENAI_", "LITELLM_", "CLAUDE", "CODEX_")):
             del os.environ[name]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended on the way out
     path = Path(tempfile.mkdtemp(prefix="hostler-bench-"))
     try:
         yield path
