@@ -67,8 +67,12 @@ class Chat:
         self._workers = [self._app() for _ in range(2)] if workers else []
         self._states: dict[str, str] = {}
         self._turns = 0
+
+    def warm_up(self) -> None:
+        """Another conversation in each running app, and the first turn of this one."""
         for number, worker in enumerate(self._workers):
             self._run(worker, f"other {number}")
+        self.turn()
 
     def turn(self) -> float:
         """Seconds from the resume call to the first text of its turn; the app's start and imports are not in it."""
@@ -108,7 +112,7 @@ def beside_litellm(name: str, n: int, *, workers: bool) -> Row:
         for where, is_peer in ((at / "ours", False), (at / "theirs", True)):
             sides.append(Chat(name, models, where, peer=is_peer, workers=workers))
             chats.callback(sides[-1].end)
-            sides[-1].turn()
+            sides[-1].warm_up()
         pairs = interleaved(n, sides[0].turn, sides[1].turn)
     app = "another running app" if workers else "an app just started"
     what = f"resume of {title} in {app} to its first text, litellm's as a multiple"

@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,30 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The resume matrix, from what its tests have recorded."""
+    """Tables of what tests have recorded."""
+    _resume_matrix(terminalreporter)
+    _kills(terminalreporter)
+
+
+def _kills(terminalreporter: Any) -> None:
+    """For docs/soak.md."""
+    fates: dict[str, Counter[str]] = {}
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties if report.when == "call" else ():
+            if name == "kill":
+                fates.setdefault(value[0], Counter())[value[1]] += 1
+    failed = sum("killed_at_a_random_moment" in report.nodeid for report in terminalreporter.getreports("failed"))
+    if fates or failed:
+        passed = sum(sum(counter.values()) for counter in fates.values())
+        terminalreporter.section("kills of the app")
+        terminalreporter.write_line(f"{time.strftime('%Y-%m-%d')}: {passed + failed} kills, {failed} of them failed")
+        for program, counter in sorted(fates.items()):
+            terminalreporter.write_line(
+                f"  {program}: " + ", ".join(f"{n} {fate}" for fate, n in counter.most_common())
+            )
+
+
+def _resume_matrix(terminalreporter: Any) -> None:
     found: dict[str, dict[str, str]] = {}
     for report in (r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)):
         for name, value in report.user_properties if report.when == "call" else ():

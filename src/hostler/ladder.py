@@ -254,18 +254,16 @@ async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) ->
 
 def _native_id(stored: Stored, place: Place) -> str | None:
     """The conversation to go on with, or None for a new one. Raises SessionLost when there should be one."""
-    if stored.native_id is None and not stored.finished:
-        # It may have come as far as a history under the id that it was given.
-        begun = native.check(place.dirs.home, place.runtime.native_files, stored.new_id, None) == "ok"
-        return stored.new_id if begun else None
     native_id = stored.native_id or stored.new_id
-    if not place.runtime.native_files:
-        return native_id  # only the program can tell, when it is asked for the conversation
+    saved = stored.native or {}
+    begun = bool(saved.get("begun") or saved.get("files"))
+    if not place.runtime.native_files:  # only the program can tell, when it is asked for the conversation
+        return native_id if begun or (stored.native_id and not stored.finished) else None
     found = native.check(place.dirs.home, place.runtime.native_files, native_id, stored.native)
     if found == "ok" or native.restorable(place.dirs.native, stored.native):
         return native_id
-    if not stored.finished:
-        return None  # its first turn never came to a history
+    if not begun:
+        return None  # no turn has come to a history: the first one was ended before, by whomever
     raise SessionLost(
         f"Session {stored.key!r} cannot be resumed: the history of {place.runtime.name} ({native_id}) is "
         f"{found}, in its home and among the saved files. Begin a new session; hostler never starts fresh under an old key."

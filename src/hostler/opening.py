@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import time
 import uuid
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row
 
-from . import ladder
+from . import ladder, portal
 from .host import Host, implicit_host
 from .host.live import LiveSession, route_of, stored_of
 from .rules import refuse_unbuilt, refuse_unheld
@@ -26,7 +25,7 @@ from .types.options import Options
 from .types.runtime import AcpAgent, Harness, Runtime, acp_agent, check_harness
 from .types.sandbox import Sandbox
 from .types.state import State
-from .workspace import SessionDirs, check_apart
+from .workspace import SessionDirs, Workspace, check_apart
 
 if TYPE_CHECKING:
     from .toolserver import HostTool
@@ -38,7 +37,7 @@ async def open_session(
     """A new session with a generated key on the implicit host."""
     options = Options.of(given)
     host = await implicit_host(options.state_dir)
-    live = await make(host, f"s-{uuid.uuid4().hex}", check_harness(harness), options)
+    live = await make(host, f"s-{uuid.uuid4().hex}", check_harness(harness), options, ephemeral=ephemeral)
     return SessionCore(live, ephemeral=ephemeral)
 
 
@@ -67,7 +66,9 @@ async def resume_session(state: State, given: Mapping[str, Any]) -> SessionCore:
     return SessionCore(await again(host, row, options, given))
 
 
-async def make(host: Host, key: str, harness: Harness | AcpAgent | Runtime, options: Options) -> LiveSession:
+async def make(
+    host: Host, key: str, harness: Harness | AcpAgent | Runtime, options: Options, *, ephemeral: bool = False
+) -> LiveSession:
     """A new session under ``key``; what cannot be held is refused before anything is stored."""
     refuse_unbuilt(options)
     runtime = runtime_for(harness)
@@ -90,6 +91,7 @@ async def make(host: Host, key: str, harness: Harness | AcpAgent | Runtime, opti
             rules=rules,
             callables=options.callables(),
             now=time.time(),
+            ephemeral=ephemeral,
         )
     )
     return host.keep(LiveSession(host, row, runtime, sandbox, dirs, options, tools))
@@ -154,13 +156,36 @@ async def _sandbox(given: Any, dirs: SessionDirs, host: Host) -> tuple[Sandbox, 
     if not callable(given):
         raise TypeError(f"sandbox must be a sandbox or a factory such as sandbox.local, not {given!r}.")
     dirs.make()
-    made = given(dirs.workspace())
-    if inspect.isawaitable(made):
-        made = await made
+    made = await _made(given, dirs.workspace(), host.settings.start_timeout)
     if not hasattr(made, "workdir") or not hasattr(made, "command"):
         raise SandboxError(f"The sandbox factory {given!r} gave {made!r}, which is not a sandbox.")
     check_apart(host.data_dir, made.workdir)
     return made, os.path.realpath(made.workdir) == os.path.realpath(dirs.session)
+
+
+_late: set[asyncio.Future[Any]] = set()
+
+
+async def _made(factory: Any, workspace: Workspace, limit: float) -> Any:
+    """What the app's factory makes. It may be slow, and block; what it makes too late is closed again."""
+    making = asyncio.ensure_future(portal.call_back(factory, workspace, loop=None))
+    try:
+        if (await asyncio.wait({making}, timeout=limit))[0]:
+            return making.result()
+        raise SandboxError(
+            f"The sandbox factory {factory!r} has made nothing within {limit:g} s (HOSTLER_START_TIMEOUT). "
+            "If it still does, that is closed."
+        )
+    finally:
+        if not making.done():
+            _late.add(making)
+            making.add_done_callback(_close_late)
+
+
+def _close_late(making: asyncio.Future[Any]) -> None:
+    _late.discard(making)
+    if not making.cancelled() and making.exception() is None and hasattr(making.result(), "close"):
+        making.get_loop().run_in_executor(None, making.result().close)
 
 
 async def _same_sandbox(options: Options, row: Row[Any], dirs: SessionDirs, host: Host) -> Sandbox:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import os
-import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row
 
-from .host import Host, implicit_host
+from .host import Host, implicit_host, retention
 from .host.journal import Follower
 from .opening import again, make
 from .rules import refuse_unbuilt, refuse_unheld
 from .runtimes import runtime_for
 from .session import SessionCore, TurnSource
 from .store import queries
-from .types.errors import CapabilityUnsupported, SessionBusy, SessionLost, StateIncompatible
+from .types.errors import CapabilityUnsupported, SessionLost, StateIncompatible
 from .types.options import Options
 from .types.result import Usage
 from .types.runtime import AcpAgent, Harness, Runtime, check_harness
-from .workspace import SessionDirs
 
 if TYPE_CHECKING:
     from .faces import Session, Sessions
@@ -107,14 +105,14 @@ class SessionsCore:
     def __init__(self, profile: HarnessProfile) -> None:
         self._profile = profile
 
-    async def core(self, id: str) -> SessionCore:
+    async def core(self, id: str, *, ephemeral: bool = False) -> SessionCore:
         """The session under this key: found, or made."""
         host = await self._profile.host.open()
         check_key(id)
         row = await host.store.read(lambda conn: queries.find_session(conn, id))
         options = self._profile.options
         if row is None:
-            return SessionCore(await make(host, id, self._profile.runtime, options))
+            return SessionCore(await make(host, id, self._profile.runtime, options, ephemeral=ephemeral))
         return await self._again(host, row)
 
     async def get_or_create(self, id: str, extra_body: Any = None) -> Session:
@@ -151,11 +149,7 @@ class SessionsCore:
         host, row = await self._row(id)
         core = await self._again(host, row)
         await core.close()
-        lease = await host.store.write(lambda conn: queries.claim(conn, row.id, host.id, host.is_dead))
-        if lease is None:
-            raise SessionBusy(f"Session {id!r} runs a turn in another process; cancel it first.")
-        await host.store.write(lambda conn: queries.delete_session(conn, lease), durable=True)
-        await asyncio.to_thread(shutil.rmtree, SessionDirs.of(host.data_dir, id).root, True)
+        await retention.erase(host, row)
 
     async def follow(self, id: str, after: int | None = None) -> Follower:
         """Records of the session's journal above ``after`` (None: from now on); starts nothing."""
@@ -202,7 +196,7 @@ async def begin(
         raise TypeError(f"extra_body must be a JSON value: {error}.") from None
     ephemeral = hashlib.sha256(run_id.encode()).hexdigest()[:32] if run_id is not None else uuid.uuid4().hex
     key = session if session is not None else f"ephemeral-{ephemeral}"
-    core = await SessionsCore(profile).core(key)
+    core = await SessionsCore(profile).core(key, ephemeral=session is None)
     core.ephemeral = session is None
     turn = None if run_id is None else "run_" + hashlib.sha256(f"{key}\0{run_id}".encode()).hexdigest()[:32]
     return await core.begin(prompt, loop=loop, extra_body=extra_body, turn_id=turn, **overrides)

@@ -126,7 +126,7 @@ async def run_turn(
                 program.put(item)  # type: ignore[arg-type]
             else:
                 step = advance(codec, progress, item)
-                progress = step.progress
+                progress, native_id = step.progress, step.native_id or native_id
                 head += [(event, None) for event, _ in step.events if isinstance(event, ModelCall)]
         items: list[Any] = [prompt]
     else:
@@ -196,6 +196,7 @@ async def run_turn(
                 events += masker.rest()
             progress = replace(progress, masking=masker.carry())
             running.events += events
+            native_id = named or native_id
             if end is not None:
                 return await _over(program, progress, native_id, end, tuple(events), leftover)
             # A frame that gave nothing to tell or to say is stored with a later one; after a crash it is read again.

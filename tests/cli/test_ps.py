@@ -89,6 +89,14 @@ def test_gc_says_what_it_does_and_a_dry_run_does_nothing(options: dict[str, Any]
     assert str(stray) not in command("gc").stdout
 
 
+@pytest.mark.parametrize(
+    ("guard", "words"), [("", "by (the kernel|a guardian)"), ("guardian", "by a guardian process")]
+)
+def test_the_doctor_says_how_process_trees_are_ended(guard: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOSTLER_GUARD", guard)
+    assert re.search(f"process trees: ended {words}", command("doctor").stdout)
+
+
 def test_a_key_that_nobody_has(options: dict[str, Any]) -> None:
     with hostler.agent_session(FAKE, **options) as session:
         session.run("hi")

@@ -22,7 +22,7 @@ import hostler
 from hostler import sandbox
 from hostler.harness import PathError
 from hostler.testing.model_server import ModelServer
-from hostler.types.events import FileStaged, Record
+from hostler.types.events import FileStaged, Record, ToolResult
 from hostler.types.result import FileEntry
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -357,7 +357,8 @@ def test_a_tool_of_the_app_that_is_asked_for_an_outside_path(models: ModelServer
         session.files.write("x", b"inside")
         steps = [{"mcp": "fetch", "arguments": {"path": path}} for path in ("../../x", "/etc/passwd", "x")]
         result = session.run(json.dumps([*steps, {"text": "went on"}]))
-        assert (result.stop_reason, result.text) == ("done", "went on")
-        outputs = [e for e in result.events if type(e).__name__ == "ToolResult"]
+        assert result.stop_reason == "done"
+        assert result.text.endswith("went on")
+        outputs = [e for e in result.events if isinstance(e, ToolResult)]
         assert [(o.is_error, "PathError" in o.output) for o in outputs] == [(True, True), (True, True), (False, False)]
         assert "inside" in outputs[2].output

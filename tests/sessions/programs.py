@@ -54,8 +54,11 @@ CLAUDE = Program("claude_code", Harness.CLAUDE_CODE, "claude-sonnet-4-5")
 CODEX = Program("codex", Harness.CODEX, "gpt-5")
 OPENCODE = Program("opencode", Harness.OPENCODE, "gpt-5")
 
-ALL = [FAKE_PROGRAM, *(pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX))]
-REAL = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX)]
+_QUICK = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX)]
+# OpenCode takes seconds of CPU to start: the resume matrix, the faults and the cases run it each time, the rest in soak.
+_SLOW = pytest.param(OPENCODE, marks=[pytest.mark.real, pytest.mark.soak])
+ALL = [FAKE_PROGRAM, *_QUICK, _SLOW]
+REAL = [*_QUICK, _SLOW]
 
 
 def ids(program: Any) -> str:

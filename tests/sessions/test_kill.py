@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, Program, ids
 
 CHILD = Path(__file__).with_name("child.py")
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = 100 if SOAK else 7  # of each program
+KILLS = int(os.environ.get("HOSTLER_KILLS") or (100 if SOAK else 7))  # of each program
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
@@ -79,7 +80,12 @@ def journal(session: Any, last: str) -> list[Record]:
     "program", [FAKE_PROGRAM, *(pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX))], ids=ids
 )
 def test_the_app_is_killed_at_a_random_moment(
-    program: Program, seed: int, models: ModelServer, state_dir: Path, workspace: Path
+    program: Program,
+    seed: int,
+    models: ModelServer,
+    state_dir: Path,
+    workspace: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     rng = random.Random(f"{program.name}-{seed}")
     orphan = seed % 7 == 6  # now and then nobody comes back in time
@@ -114,6 +120,15 @@ def test_the_app_is_killed_at_a_random_moment(
         if len(turns) > 2
         else None
     )
+    if slow is None:
+        fate = "killed before the turn was accepted"
+    elif sum(line.startswith("result") for line in app.lines) == 2:
+        fate = "killed after its Done"
+    elif orphan:
+        fate = "nobody came: ended by orphan_ttl"
+    else:
+        fate = "followed to its Done"
+    record_property("kill", [program.name, fate])
     if slow is not None and not orphan:
         assert (slow.stop_reason, slow.error) == ("done", None)
         assert (workspace / "kept.txt").read_text() == "kept\n"

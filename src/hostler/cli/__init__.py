@@ -1,10 +1,10 @@
-"""The command line: run, ps, kill, gc, doctor, demo."""
+"""The command line: run, chat, sessions, show, trace, files, artifacts, cat, diff, rm, ps, kill, gc, doctor, demo."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,6 +15,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+Key = Annotated[str, typer.Argument(help="The session's key, or its beginning.")]
+DataDir = Annotated[str | None, typer.Option(help="Where the sessions are; without it HOSTLER_STATE_DIR or your own.")]
 
 _RUN_HELP = """Run one turn of an agent program.
 
@@ -60,6 +63,117 @@ def run_(
     raise typer.Exit(guarded(lambda: run_command(job)))
 
 
+@app.command("chat")
+def chat_(
+    key: Key,
+    harness: Annotated[str | None, typer.Option(help="The program, for a new session: claude_code, codex, ...")] = None,
+    model: Annotated[str | None, typer.Option(help="litellm_proxy/<group>, or a provider's model name.")] = None,
+    workdir: Annotated[str | None, typer.Option(help="Work in this directory.")] = None,
+    permissions: Annotated[str | None, typer.Option(help="full, read-only, edit or ask.")] = None,
+    instructions: Annotated[str | None, typer.Option(help="Added to the program's own system prompt.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Talk with an agent program under a key; the same key goes on with the conversation later."""
+    from .chat import chat_command
+    from .terminal import guarded
+
+    given = {"model": model, "permissions": permissions, "instructions": instructions}
+    options = {name: value for name, value in given.items() if value is not None}
+    raise typer.Exit(guarded(lambda: chat_command(key, data_dir, harness=harness, workdir=workdir, options=options)))
+
+
+@app.command("sessions")
+def sessions_(data_dir: DataDir = None) -> None:
+    """List the sessions, the last used first."""
+    from .sessions import sessions_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(lambda: sessions_command(data_dir)))
+
+
+@app.command("show")
+def show_(key: Key, data_dir: DataDir = None) -> None:
+    """Show a session: its rules, its usage, its turns."""
+    from .sessions import show_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(lambda: show_command(key, data_dir)))
+
+
+@app.command("trace")
+def trace_(
+    key: Key,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come, until Ctrl-C.")] = False,
+    after: Annotated[int, typer.Option(help="Only records with greater numbers.")] = 0,
+    format: Annotated[Literal["pretty", "json"], typer.Option(help="For people, or a record a line.")] = "pretty",
+    data_dir: DataDir = None,
+) -> None:
+    """Show what happened in a session: its journal."""
+    from .terminal import guarded
+    from .trace import trace_command
+
+    raise typer.Exit(
+        guarded(lambda: trace_command(key, data_dir, follow=follow, pretty=format == "pretty", after=after))
+    )
+
+
+@app.command("files")
+def files_(
+    key: Key,
+    path: Annotated[str | None, typer.Argument(help="As in /session/src or src; without it, every folder.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """List files of a session."""
+    from .browse import files_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(lambda: files_command(key, path, data_dir)))
+
+
+@app.command("artifacts")
+def artifacts_(key: Key, data_dir: DataDir = None) -> None:
+    """List the artifacts of a session, every version of them."""
+    from .browse import artifacts_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(lambda: artifacts_command(key, data_dir)))
+
+
+@app.command("cat")
+def cat_(
+    key: Key,
+    path: Annotated[str, typer.Argument(help="A path, or the SHA-256 of an artifact (8 digits are enough).")],
+    data_dir: DataDir = None,
+) -> None:
+    """Write a file or an artifact of a session to standard output."""
+    from .browse import cat_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(lambda: cat_command(key, path, data_dir)))
+
+
+@app.command("diff")
+def diff_(key: Key, data_dir: DataDir = None) -> None:
+    """Show what the last finished turn changed in the workspace; `git apply` takes it."""
+    from .browse import diff_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(lambda: diff_command(key, data_dir)))
+
+
+@app.command("rm")
+def rm_(
+    key: Key,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Remove a session for good: its program, its journal, its files."""
+    from .sessions import rm_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(lambda: rm_command(key, data_dir, yes)))
+
+
 @app.command("ps")
 def ps_() -> None:
     """List the agent programs that live for the state dir, with the pid of their keeper.
@@ -94,12 +208,16 @@ def gc_(
 
 
 @app.command("doctor")
-def doctor_() -> None:
-    """Say which programs, sandboxes and gateways work here, and how to get the others."""
+def doctor_(
+    session: Annotated[str | None, typer.Argument(help="Examine this session instead.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Say which programs, sandboxes and gateways work here, and how to get the others; or how a session is."""
     from .doctor import doctor_command
+    from .examine import examine_command
     from .terminal import guarded
 
-    raise typer.Exit(guarded(doctor_command))
+    raise typer.Exit(guarded(doctor_command if session is None else lambda: examine_command(session, data_dir)))
 
 
 @app.command("demo")

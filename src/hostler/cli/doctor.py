@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
+import secrets
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import httpx
 from rich.table import Table
 from rich.text import Text
 
-from .. import __version__, sandbox
+from .. import __version__, keeper, sandbox
 from ..endpoint.routes import Route, route_for
 from ..host.settings import state_dir
 from ..runtimes import available, runtime_for
@@ -41,6 +44,7 @@ def doctor_command() -> int:
     out.print("any program that speaks ACP: acp_agent(command=[...])\n")
     for title, words in (
         ("sandbox", "local (it does not isolate: the agent has your user's rights)"),
+        ("process trees", _guard()),
         ("state dir", _state_dir(Path(state_dir()))),
         ("gateway", _gateway()),
         ("provider keys", ", ".join(name for name in _PROVIDER_KEYS if os.environ.get(name)) or "none set"),
@@ -71,6 +75,26 @@ def _version(name: str) -> tuple[bool, str]:
     if said.returncode != 0:
         return False, f"{command[0]} --version ends with exit code {said.returncode}: {words}"
     return True, words
+
+
+_GUARDS = {
+    "pidns": "ended by the kernel together with their keeper (process namespaces work here)",
+    "guardian": "ended by a guardian process and by a mark in their environment (no process namespaces here: what hides "
+    "from both survives when keeper and guardian are killed at once)",
+}
+
+
+def _guard() -> str:
+    """How all that an agent starts is ended here, found out with a program that does nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        nothing = [sys.executable, "-I", "-S", "-c", "input()"]
+        spec = keeper.KeeperSpec(argv=nothing, env={}, cwd=os.sep, dir=folder, mark=secrets.token_hex(16))
+        try:
+            address = asyncio.run(keeper.start(spec, None))
+        except HarnessError as error:
+            return f"not kept: {error}"
+        keeper.destroy(address)
+        return _GUARDS[address.guard]
 
 
 def _state_dir(path: Path) -> str:

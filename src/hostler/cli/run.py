@@ -46,8 +46,8 @@ def run_command(job: Job) -> int:
     with _open(job) as session:
         if keep is not None:
             _write_state(keep, session.state())  # so that the turn can be found again whatever happens to this process
-        with _Signals() as signals:
-            done = _one_turn(session, prompt, signals, job)
+        with Signals() as signals:
+            done = one_turn(session, prompt, signals, job)
         if keep is not None:
             _write_state(keep, session.detach())
     if done.result.stop_reason == "done":
@@ -79,7 +79,7 @@ def _open(job: Job) -> Session:
     return api.agent_resume(state, **options)
 
 
-def _one_turn(session: Session, prompt: str, signals: _Signals, job: Job) -> Done:
+def one_turn(session: Session, prompt: str, signals: Signals, job: Job) -> Done:
     progress = console(stderr=True)
     view = View(console(), progress, live=sys.stdout.isatty())
     stream = signals.stream = session.stream(prompt)
@@ -98,7 +98,7 @@ def _one_turn(session: Session, prompt: str, signals: _Signals, job: Job) -> Don
     return done
 
 
-def _answer(session: Session, approval: Approval, signals: _Signals, view: View) -> None:
+def _answer(session: Session, approval: Approval, signals: Signals, view: View) -> None:
     """Ask the person at the terminal; where there is none the answer is no."""
     allow, reason = False, "Nobody is there to answer."
     if sys.stdin.isatty():
@@ -114,7 +114,7 @@ def _answer(session: Session, approval: Approval, signals: _Signals, view: View)
         pass  # answered elsewhere, or the turn is over: the stream shows which
 
 
-class _Signals:
+class Signals:
     """The first Ctrl-C (or SIGTERM, SIGHUP) cancels the turn, which then ends with its Done; the second leaves.
 
     They are taken in a thread, through Python's wake-up descriptor: the main thread waits for the turn in a lock, and a
@@ -125,7 +125,7 @@ class _Signals:
         self.got = 0
         self.stream: Stream | None = None
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._before_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)

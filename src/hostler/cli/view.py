@@ -50,14 +50,14 @@ class View:
             case Retract() if self._live:
                 self._line("(the model call was repeated; what it said before is void)", "dim")
             case ToolCall():
-                self._line(f"▸ {event.native_name} {_brief(event.input)}", "cyan")
+                self._line(f"▸ {event.native_name} {brief(event.input)}", "cyan")
             case ToolResult():
                 self._line(_indented(_cut(event.output)), "red" if event.is_error else "dim")
             case FileChange():
                 mark, style = _MARKS[event.kind]
                 self._line(f"{mark} {event.path}", style)
             case Approval():
-                self._line(f"? {event.tool} {_brief(event.input)}", "magenta")
+                self._line(f"? {event.tool} {brief(event.input)}", "magenta")
             case Compaction():
                 self._line("(the program shortened its history)", "dim")
             case Notice():
@@ -116,7 +116,8 @@ def _harmless(char: str) -> bool:
     return char in "\n\t\u200c\u200d" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """What a tool is given, in one line."""
     if isinstance(value, dict):
         for name in ("command", "cmd", "file_path", "path", "pattern", "query", "url"):
             if isinstance(value.get(name), str):

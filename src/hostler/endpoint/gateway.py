@@ -251,6 +251,8 @@ class Endpoint:
             await while_connected(call.task, receive)
         finally:
             client.calls.discard(call)
+        if call.task.cancelled():  # its token was closed
+            scope[CUT]()
 
     def _translated(self, client: Client, scope: Scope, send: Send) -> Translated:
         assert self._translator is not None

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -75,6 +75,8 @@ class Translated:
                     await self._whole(response)
         except TranslationFailed as error:
             await self._failed(str(error), "model_unavailable")
+        except httpx.HTTPError:
+            self._broken()
         finally:
             self._dismiss(self._token)
 
@@ -89,10 +91,7 @@ class Translated:
     # ---- answers
 
     async def _whole(self, response: httpx.Response) -> None:
-        try:
-            body = await response.aread()
-        except httpx.HTTPError as error:
-            raise TranslationFailed(f"the translator broke: {error or type(error).__name__}") from None
+        body = await response.aread()
         if self._heard is None or self._heard.status != "ok":
             await self._failed("the translator ended early")
             return
@@ -136,14 +135,19 @@ class Translated:
     # ---- failures
 
     def _broken(self) -> None:
-        error = self._heard.error if self._heard is not None else None
-        code = error.code if error is not None else "model_cut"
-        message = error.message if error is not None else f"The answer of {self._route.host} could not be translated"
-        self._client.note_broken(Failure(code, message), self._began)
+        """The program is to ask again: its connection is cut, as the upstream's or the translator's was."""
+        self._dismiss(self._token)  # a call that is still under way ends here, and is heard of
+        failure = Failure("model_cut", f"The translation of an answer of {self._route.host} broke off")
+        if self._heard is None:
+            self._report(failure, "cut")
+        if self._heard is not None and self._heard.error is not None:
+            failure = Failure(self._heard.error.code, self._heard.error.message)
+        self._client.note_broken(failure, self._began)
         self._cut()
 
     async def _failed(self, why: str, code: str = "model_refused") -> None:
         """Nothing has been given to the program: it is told the upstream's failure, or that of the translation."""
+        self._dismiss(self._token)
         heard = self._heard
         if heard is not None and heard.status == "cut":
             self._broken()
@@ -156,12 +160,13 @@ class Translated:
             status = 400 if code == "model_refused" else None
             failure = Failure(code, f"The {what} {self._route.host} could not be translated: {why}", status)
         if heard is None:
-            self._report(failure)
+            self._report(failure, "refused")
         http_status, body = final_answer(self._route.asked, failure)
         await answer_json(self._send, http_status, body, {"x-should-retry": "false"})
 
-    def _report(self, failure: Failure) -> None:
-        call = ModelCall(self._route.model, Usage(calls=1, partial=True), 0.0, "refused", None, failure.info)
+    def _report(self, failure: Failure, status: Literal["refused", "cut"]) -> None:
+        """Of a call that came to nothing before the upstream was asked."""
+        call = ModelCall(self._route.model, Usage(calls=1, partial=True), 0.0, status, None, failure.info)
         try:
             self._hear(call)
         except Exception:

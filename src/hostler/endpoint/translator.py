@@ -47,11 +47,13 @@ class Translator:
             if self._client is None or self.pid is None:
                 await self.aclose()
                 self._process = await self._launch()
-                transport = httpx.AsyncHTTPTransport(uds=self._path, verify=False)
-                timeout = httpx.Timeout(self._patience, connect=5.0, pool=None)
-                limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+                # connections are not kept: they would outlive the process
+                limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
                 self._client = httpx.AsyncClient(
-                    transport=transport, base_url="http://translator", timeout=timeout, limits=limits, trust_env=False
+                    transport=httpx.AsyncHTTPTransport(uds=self._path, verify=False, limits=limits),
+                    base_url="http://translator",
+                    timeout=httpx.Timeout(self._patience, connect=5.0, pool=None),
+                    trust_env=False,
                 )
             return self._client
 
@@ -62,12 +64,8 @@ class Translator:
 
     @contextlib.asynccontextmanager
     async def ask(self, request: dict[str, Any]) -> AsyncIterator[httpx.Response]:
-        """The answer in the program's wire, streamed."""
-        content = await asyncio.to_thread(json.dumps, request)
-        try:
-            response = await self._send(content)
-        except httpx.HTTPError as error:
-            raise TranslationFailed(f"the translator broke: {error or type(error).__name__}") from None
+        """The answer in the program's wire, streamed. Raises TranslationFailed, and HTTPError when it breaks."""
+        response = await self._send(await asyncio.to_thread(json.dumps, request))
         try:
             yield response
         finally:

@@ -19,7 +19,9 @@ from .. import keeper
 from ..keeper import KeeperAddress
 from ..store import Store, queries
 from ..workspace import SessionDirs
+from . import retention
 from .identity import lock_is_free, machine_id
+from .settings import Settings
 
 _YOUNG = 60.0  # s: what is younger may be in the making
 _ENDPOINT = "endpoint.sock"
@@ -48,6 +50,10 @@ async def unowned(data_dir: str, store: Store | None) -> list[Leftover]:
         found += _dead_hosts(hosts, store)
         found += _locks(hosts, data_dir)
         found += _folders(sessions, data_dir)
+        found += [
+            Leftover(f"session {r.session.key}: {r.why}", _removal(data_dir, store, r.session))
+            for r in await retention.retired(store, Settings.read())
+        ]
     return found
 
 
@@ -137,6 +143,10 @@ def _dead_hosts(hosts: Sequence[Row[Any]], store: Store) -> Iterator[Leftover]:
 
 def _forgetting(store: Store, host: str) -> Callable[[], Awaitable[object]]:
     return lambda: store.write(lambda conn: queries.forget_host(conn, host))
+
+
+def _removal(data_dir: str, store: Store, session: queries.Expired) -> Callable[[], Awaitable[object]]:
+    return lambda: retention.remove(data_dir, store, session)
 
 
 def _locks(hosts: Sequence[Row[Any]], data_dir: str) -> Iterator[Leftover]:

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from time import time
+from time import sleep, time
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Row
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hostler")
 _TAKES_UP = 5.0  # s that a question about the turn waits for the worker
+_UNWRITTEN = 100  # looks, 20 ms apart, for the history of a turn that is done
 _LOOK = 0.05  # s between looks at the inbox while another host's turn is before ours
 
 
@@ -352,6 +353,8 @@ class LiveSession:
             events.append((Notice("artifact_not_kept", problem), None))
             running.events.append(events[-1])
         result = result_of(outcome.ended, running.events, files, session=self.key, turn=turn.id)
+        begun = (stored.native or {}).get("begun") or result.stop_reason == "done" or result.usage.calls > 0
+        manifest = {**manifest, "begun": bool(begun)}  # there is a history, which must not be lost
         artifacts = tuple(file for file in collected.files if kept.get(file.path) != file.sha256)
         result = replace(masker.mask(result), artifacts=artifacts)
         after = queries.GONE
@@ -407,13 +410,21 @@ class LiveSession:
 
     def _settle(
         self, stored: Stored, outcome: Outcome, marked: Mapping[str, str | None]
-    ) -> tuple[tuple[FileChange, ...], dict[str, Any] | None, Collected]:
+    ) -> tuple[tuple[FileChange, ...], dict[str, Any], Collected]:
         """After the turn, in a worker thread: what changed in the workspace, the program's own history saved, and the
         artifacts as they are now."""
         files = self._watch.changes()
         native_id = outcome.native_id or stored.native_id or stored.new_id
-        manifest = native.save(self.dirs.home, self.dirs.native, self.runtime.native_files, native_id, stored.native)
+        manifest = self._save_history(native_id, stored)
+        for _ in range(_UNWRITTEN if outcome.ended.stop_reason == "done" else 0):
+            if manifest["files"] or not self.runtime.native_files:
+                break
+            sleep(0.02)  # it says that its first turn is over before it has written it down
+            manifest = self._save_history(native_id, stored)
         return files, manifest, self.vault.collect(marked, self.host.settings.artifact_limit)
+
+    def _save_history(self, native_id: str, stored: Stored) -> dict[str, Any]:
+        return native.save(self.dirs.home, self.dirs.native, self.runtime.native_files, native_id, stored.native)
 
     # ---- reaching the program ---------------------------------------------------------------------------------------
 
@@ -667,11 +678,8 @@ class LiveSession:
         if program is not None:
             lease = Lease(self.id, self.key, self.host.id, program.epoch)
             await self._end_program()
-            self._stored = None
             with contextlib.suppress(HarnessError):  # another host has the session by now
-                await self.host.store.write(
-                    lambda conn: queries.set_program(conn, lease, program=None, frame=0, progress=None)
-                )
+                await self._without_program(lease)
 
     async def _quiesce(self) -> None:
         worker = self._worker
@@ -693,13 +701,19 @@ class LiveSession:
             else:
                 await self._let_go()
                 await self._end_stored(lease)
-            self._stored = None
-            await self.host.store.write(
-                lambda conn: queries.set_program(conn, lease, program=None, frame=0, progress=None)
-            )
+            await self._without_program(lease)
         finally:
             await self.host.store.write(lambda conn: queries.release(conn, lease, status), durable=True)
             await asyncio.to_thread(self._watch.close)
+
+    async def _without_program(self, lease: Lease) -> None:
+        """The program has ended: what it wrote last is saved, and the store is told."""
+        self._stored = None
+        stored = stored_of(await self.host.store.read(lambda conn: queries.get_session(conn, self.id)))
+        manifest = await asyncio.to_thread(self._save_history, stored.native_id or stored.new_id, stored)
+        await self.host.store.write(
+            lambda conn: queries.set_program(conn, lease, program=None, frame=0, progress=None, native=manifest)
+        )
 
     async def _end_stored(self, lease: Lease) -> None:
         """End a program that another host left."""

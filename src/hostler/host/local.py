@@ -20,6 +20,7 @@ from ..store.queries import Lease
 from ..turn import Stop
 from ..types.errors import HarnessError
 from ..workspace import prepare
+from . import retention
 from .identity import BEAT_EVERY, HostLock, become_unreadable, is_dead, machine_id, uptime
 from .journal import Journal
 from .live import LiveSession
@@ -69,6 +70,7 @@ class Host:
         )
         host.spawn(host._beat())
         host.spawn(host._watch_stops())
+        host.spawn(host._retire())
         return host
 
     async def close(self) -> None:
@@ -142,6 +144,15 @@ class Host:
                 await self.store.write(lambda conn: queries.beat(conn, self.id, time.time(), uptime()))
             except HarnessError:
                 pass  # a disk that is full now may have room later
+
+    async def _retire(self) -> None:
+        """Remove the sessions whose time is over."""
+        try:
+            for found in await retention.retired(self.store, self.settings):
+                if found.session.id not in self.sessions:
+                    await retention.remove(self.data_dir, self.store, found.session)
+        except HarnessError:
+            pass  # the next host that opens the store tries again
 
     async def _stops(self, turns: list[str]) -> list[tuple[str, str]]:
         return await self.store.read(lambda conn: queries.stops_of(conn, turns))

@@ -14,7 +14,7 @@ class Settings:
     a host. ``HOSTLER_MAX_RUNTIMES``: programs at once. ``HOSTLER_MAX_PARKED``: parked programs of one state dir; beyond
     that the oldest is ended. ``HOSTLER_SPOOL_LIMIT``: bytes that a program may write while no host takes them, then it
     waits. ``HOSTLER_APPROVAL_TTL``: how long a question waits for its answer, then it is denied.
-    ``HOSTLER_START_TIMEOUT``: how long a program just started may say nothing. ``HOSTLER_TOOL_TIMEOUT``: how long a tool of the app may take. ``HOSTLER_NONDUMPABLE=1``: no other process of the
+    ``HOSTLER_START_TIMEOUT``: how long a sandbox may take to be made, and a program just started may say nothing. ``HOSTLER_TOOL_TIMEOUT``: how long a tool of the app may take. ``HOSTLER_NONDUMPABLE=1``: no other process of the
     same user may read this one's memory; no debugger and no core dump either. ``HOSTLER_EPHEMERAL_TTL``: how long a
     session stays that was made without a key. ``HOSTLER_RETENTION``: how long a closed one stays (default: for ever).
     ``HOSTLER_ARTIFACT_LIMIT``: bytes of new artifacts that are kept after one turn."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import JSON, Connection, Row, bindparam, delete, func, insert, select, update
+from sqlalchemy import JSON, Connection, Row, and_, bindparam, delete, func, insert, or_, select, update
 
 from ..types.errors import LeaseLost, OptionsMismatch, SessionBusy, SessionLost
 from ..types.events import Accepted, Done, Event, Record, event_from_dict, event_to_dict, result_to_dict
@@ -140,6 +140,10 @@ def list_sessions(conn: Connection) -> Sequence[Row[Any]]:
     return conn.execute(select(sessions).order_by(sessions.c.updated.desc())).all()
 
 
+def all_keys(conn: Connection) -> list[str]:
+    return list(conn.execute(select(sessions.c.key).order_by(sessions.c.updated.desc())).scalars())
+
+
 def change_rules(conn: Connection, session: int, rules: dict[str, Any], callables: list[str]) -> None:
     conn.execute(
         update(sessions).where(sessions.c.id == session).values(rules=rules, callables=callables, updated=time.time())
@@ -149,13 +153,52 @@ def change_rules(conn: Connection, session: int, rules: dict[str, Any], callable
 def delete_session(conn: Connection, lease: Lease) -> None:
     """Erase the session and all that belongs to it."""
     _held(conn, lease)
+    _erase(conn, lease.session)
+
+
+def _erase(conn: Connection, session: int) -> None:
     for table, column in (
         (artifacts, artifacts.c.session),
         (records, records.c.session),
         (turns, turns.c.session),
         (sessions, sessions.c.id),
     ):
-        conn.execute(delete(table).where(column == lease.session))
+        conn.execute(delete(table).where(column == session))
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A session that nobody has used for a long time, as it was seen."""
+
+    id: int
+    key: str
+    ephemeral: bool
+    updated: float
+    program: dict[str, Any] | None
+
+
+_UNUSED = select(sessions.c.id, sessions.c.key, sessions.c.ephemeral, sessions.c.updated, sessions.c.program).where(
+    sessions.c.busy.is_(False),
+    ~select(turns.c.id).where(turns.c.session == sessions.c.id, turns.c.status.in_(OPEN)).exists(),
+)
+
+
+def expired_sessions(conn: Connection, ephemeral_before: float, closed_before: float) -> list[Expired]:
+    """Sessions without a turn, accepted or running, that were last used before these times."""
+    old = or_(
+        and_(sessions.c.ephemeral, sessions.c.updated < ephemeral_before),
+        and_(sessions.c.status == "closed", sessions.c.updated < closed_before),
+    )
+    return [Expired(*row) for row in conn.execute(_UNUSED.where(old).order_by(sessions.c.id))]
+
+
+def delete_unused(conn: Connection, session: Expired) -> bool:
+    """Erase it if it is still as it was seen; whether that was so."""
+    row = conn.execute(_UNUSED.where(sessions.c.id == session.id)).first()
+    if row is None or Expired(*row) != session:
+        return False
+    _erase(conn, session.id)
+    return True
 
 
 # ---- the lease ------------------------------------------------------------------------------------------------------
@@ -335,6 +378,13 @@ def open_turns(conn: Connection, session: int) -> list[Turn]:
     return [_turn(row, held) for row in rows]
 
 
+def all_turns(conn: Connection, session: int) -> list[Turn]:
+    """Every turn of a session, in the order of service."""
+    held = get_session(conn, session)
+    rows = conn.execute(select(turns).where(turns.c.session == session).order_by(turns.c.position))
+    return [_turn(row, held) for row in rows]
+
+
 def all_open_turns(conn: Connection) -> dict[int, list[tuple[str, str]]]:
     """Of every session that has some: its accepted turns, (id, status), in order."""
     found: dict[int, list[tuple[str, str]]] = {}
@@ -394,12 +444,20 @@ def note(conn: Connection, lease: Lease, *, turn: str | None, events: Sequence[W
 
 
 def set_program(
-    conn: Connection, lease: Lease, *, program: dict[str, Any] | None, frame: int, progress: dict[str, Any] | None
+    conn: Connection,
+    lease: Lease,
+    *,
+    program: dict[str, Any] | None,
+    frame: int,
+    progress: dict[str, Any] | None,
+    native: dict[str, Any] | None = None,
 ) -> None:
-    """Say which live program the session has (its keeper's address), or that it has none."""
-    if not conn.execute(
-        _of(lease).values(program=program, frame=frame, progress=progress, status="live" if program else "idle")
-    ).rowcount:
+    """Say which live program the session has (its keeper's address), or that it has none; maybe what was saved of its
+    history then."""
+    values: dict[str, Any] = {"program": program, "frame": frame, "progress": progress}
+    if native is not None:
+        values["native"] = native
+    if not conn.execute(_of(lease).values(status="live" if program else "idle", **values)).rowcount:
         _held(conn, lease)
 
 
@@ -525,6 +583,13 @@ def _load(text: str, key: str, fetch: Fetch | None) -> Event:
     if shelved is not None and fetch is not None and (whole := fetch(key, shelved["sha256"])) is not None:
         data[shelved["field"]] = json.loads(whole)
     return event_from_dict(data)
+
+
+def count_records(conn: Connection, session: int) -> tuple[int, int]:
+    """How many records a session has, and the highest number."""
+    query = select(func.count(), func.coalesce(func.max(records.c.seq), 0)).where(records.c.session == session)
+    count, last = conn.execute(query).one()
+    return count, last
 
 
 def read_records(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from .redaction import MASK
@@ -23,6 +24,7 @@ USUAL = (
 )
 """What is masked when the app does not say."""
 
+_LONG = 100  # characters at the end of a key that are looked at
 _DEPTH = 100  # levels that are looked at; what is nested deeper is masked as a whole
 
 
@@ -58,10 +60,11 @@ class Keys:
         return self._masked(item, below, depth + 1)
 
     def _matches(self, name: str) -> bool:
-        words = _words(name)
+        words = _words(name[-_LONG:])
         return any(words[-len(key) :] == key for key in self._keys)
 
 
+@lru_cache(1024)
 def _words(name: str) -> tuple[str, ...]:
     """``apiKey``, ``API-Key`` and ``api_key`` are the same words; ``apikey`` is one of the usual ways to join them."""
     spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)

@@ -91,7 +91,9 @@ class Masker:
         rest: list[tuple[Event, str | None]] = []
         if isinstance(event, Done):
             rest = self.rest()
-        elif isinstance(event, (ToolCall, ToolResult, Approval, Compaction)):
+        elif isinstance(event, ToolResult):
+            rest = self.rest(parent, event.id)  # a sub-agent that was called by this id has said all
+        elif isinstance(event, (ToolCall, Approval, Compaction)):
             rest = self.rest(parent)
         return [*rest, (self.mask(event), parent)]
 

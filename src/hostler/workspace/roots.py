@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from ..types.errors import PathError
 from .confined import Root, split
 
-_NAMES = ("/session", "/artifacts", "/persistent", "/skills")
+NAMES = ("/session", "/artifacts", "/persistent", "/skills")
 # Where such a name begins and ends in a text: not inside another path, a URL or a word. ``/session`` alone is too common
 # a word (of web addresses, say) to be taken for the folder.
 _IN_TEXT = re.compile(
@@ -20,21 +20,22 @@ _IN_TEXT = re.compile(
 class Roots:
     """Resolves a path of the app's to a confined folder and the path in it. A relative one is below ``/session``."""
 
-    def __init__(self, mounts: Mapping[str, str]) -> None:
+    def __init__(self, mounts: Mapping[str, str], *, make: bool = True) -> None:
         self._mounts = dict(mounts)
+        self._make = make
 
     def resolve(self, path: str) -> tuple[Root, str]:
-        """The folder (made when it is one of ours and missing) and ``path`` as that folder understands it.
+        """The folder (with ``make``, made when it is one of ours and missing) and ``path`` as that folder understands it.
 
         Raises PathError for what is in none of them."""
-        name = next((n for n in _NAMES if isinstance(path, str) and (path == n or path.startswith(n + "/"))), _NAMES[0])
+        name = next((n for n in NAMES if isinstance(path, str) and (path == n or path.startswith(n + "/"))), NAMES[0])
         try:
             split(path, name)
         except PathError as error:
-            if isinstance(path, str) and path.startswith("/") and name == _NAMES[0]:
-                raise PathError(f"{error} The folders of a session are {', '.join(_NAMES)}.") from None
+            if isinstance(path, str) and path.startswith("/") and name == NAMES[0]:
+                raise PathError(f"{error} The folders of a session are {', '.join(NAMES)}.") from None
             raise
-        if name != _NAMES[0]:
+        if self._make and name != NAMES[0]:
             os.makedirs(self._mounts[name], mode=0o700, exist_ok=True)
         return Root(self._mounts[name], name), path
 

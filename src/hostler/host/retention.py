@@ -1,0 +1,64 @@
+"""Sessions whose time is over: those that nobody has a key of, and closed ones where the operator says for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Row
+
+from .. import keeper
+from ..keeper import KeeperAddress
+from ..store import Store, queries
+from ..store.queries import Expired
+from ..types.errors import SessionBusy
+from ..workspace import SessionDirs
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from .local import Host
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A session that may be removed, and why."""
+
+    session: Expired
+    why: str
+
+
+async def retired(store: Store, settings: Settings) -> list[Retired]:
+    """The sessions whose time is over and whose program is, too."""
+    now = time.time()
+    found = await store.read(
+        lambda conn: queries.expired_sessions(conn, now - settings.ephemeral_ttl, now - settings.retention)
+    )
+    return [
+        Retired(row, f"{'made without a key' if row.ephemeral else 'closed'}, last used {_days(now - row.updated)} ago")
+        for row in found
+        if not row.program or not keeper.alive(KeeperAddress.from_dict(row.program["address"]))
+    ]
+
+
+async def remove(data_dir: str, store: Store, session: Expired) -> bool:
+    """Erase it with all that belongs to it, unless it was used meanwhile."""
+    removed = await store.write(lambda conn: queries.delete_unused(conn, session), durable=True)
+    if removed:
+        await asyncio.to_thread(shutil.rmtree, SessionDirs.of(data_dir, session.key).root, True)
+    return removed
+
+
+async def erase(host: Host, row: Row[Any]) -> None:
+    """Erase a session whose program has ended. Raises SessionBusy while another app runs a turn in it."""
+    lease = await host.store.write(lambda conn: queries.claim(conn, row.id, host.id, host.is_dead))
+    if lease is None:
+        raise SessionBusy(f"Session {row.key!r} runs a turn in another process; cancel it first.")
+    await host.store.write(lambda conn: queries.delete_session(conn, lease), durable=True)
+    await asyncio.to_thread(shutil.rmtree, SessionDirs.of(host.data_dir, row.key).root, True)
+
+
+def _days(seconds: float) -> str:
+    return f"{seconds / 86400:.1f} days" if seconds >= 86400 else f"{seconds / 3600:.1f} hours"
