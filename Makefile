@@ -41,7 +41,7 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable ".[claude,codex,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[claude,codex,litellm,dev]"
 	touch $@
 
 # The real LiteLLM gateway holds some of our packages at older versions: it lives in an environment of its own.

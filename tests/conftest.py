@@ -68,18 +68,19 @@ def _kills(terminalreporter: Any) -> None:
 
 
 def _resume_matrix(terminalreporter: Any) -> None:
-    found: dict[str, dict[str, str]] = {}
+    """The resume matrix, from what its tests have recorded."""
+    found: dict[tuple[int, str], dict[str, str]] = {}
     for report in (r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)):
         for name, value in report.user_properties if report.when == "call" else ():
             if name == "resume":
-                program, case, outcome = value
-                found.setdefault(case, {})[program] = outcome
+                row, case, program, outcome = value
+                found.setdefault((row, case), {})[program] = outcome
     if found:
-        programs = list(dict.fromkeys(program for row in found.values() for program in row))
+        programs = sorted({program for outcomes in found.values() for program in outcomes})
         terminalreporter.section("resume matrix")
         terminalreporter.write_line(f"{'':24}" + "".join(f"{program:20}" for program in programs))
-        for case, row in found.items():
-            terminalreporter.write_line(f"{case:24}" + "".join(f"{row.get(p, ''):20}" for p in programs))
+        for (_, case), outcomes in sorted(found.items()):
+            terminalreporter.write_line(f"{case:24}" + "".join(f"{outcomes.get(p, ''):20}" for p in programs))
 
 
 @pytest.fixture(autouse=True)

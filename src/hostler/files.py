@@ -63,8 +63,9 @@ class FilesCore:
         kind = media_type or mimetypes.guess_type(virtual)[0]
         file = FileRef(virtual, size, kind, sha256, artifact or virtual.startswith("/artifacts/"))
         staged = FileStaged(file, source, Keys(live.rules.get("redact")).mask(metadata))
+        mark = artifact or (file.artifact and media_type is not None)  # what is under /artifacts is found by itself
         records = await live.host.store.write(
-            lambda conn: queries.stage(conn, live.id, staged, notice=notice, now=time()),
+            lambda conn: queries.stage(conn, live.id, staged, mark=mark, notice=notice, now=time()),
             durable=True,
         )
         live.host.journal.publish(live.id, records)

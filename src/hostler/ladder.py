@@ -33,6 +33,7 @@ from .types.sandbox import Sandbox
 from .workspace import SessionDirs, native
 from .workspace.artifacts import FOLDER
 from .workspace.confined import Root
+from .workspace.roots import VIRTUAL
 
 MARK = "HOSTLER_RUN"
 ARTIFACTS = "HOSTLER_ARTIFACTS"
@@ -79,14 +80,9 @@ class Place:
     spool_limit: int
 
     @property
-    def virtual(self) -> bool:
-        """Whether the program sees the folders of the session under their virtual names."""
-        return self.sandbox.workdir == "/session"
-
-    @property
     def artifacts(self) -> str:
         """The folder for results, as the program sees it."""
-        return FOLDER if self.virtual else self.dirs.artifacts
+        return FOLDER if self.sandbox.workdir == VIRTUAL else self.dirs.artifacts
 
     def fingerprint(self) -> str:
         """Changes when a live program cannot go on under these rules."""
@@ -211,6 +207,7 @@ async def launch(stored: Stored, place: Place) -> Launched:
             tool_token=tool_token,
             mcp_servers=rules["mcp_servers"],
             options=rules["options"],
+            artifacts=place.artifacts,
         )
         plan = runtime.launch(context)
         await asyncio.to_thread(_write_files, dirs, plan)

@@ -287,6 +287,28 @@ def test_models_that_are_asked_in_the_other_wire_of_openai(translating: Translat
     translating(test)
 
 
+def test_tools_of_codex_that_no_other_wire_has(translating: Translating) -> None:
+    spawn = {"type": "function", "name": "spawn", "parameters": {"type": "object", "properties": {}}}
+    tools = [
+        {"type": "namespace", "name": "agents", "description": "x", "tools": [spawn]},
+        {"type": "custom", "name": "apply_patch", "description": "x", "format": {"type": "text"}},
+    ]
+
+    async def test(door: Door) -> None:
+        called = {}
+        for name, args in (("agents__spawn", {"a": 1}), ("apply_patch", {"content": "*** Begin"})):
+            step = script(tool=name, args=args)
+            answer = await ask(door, "responses", "anthropic", "claude-sonnet-4-5", step, tools=tools)
+            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+            items = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+            called.update({item["type"]: item for item in items})
+        assert called["function_call"]["namespace"] == "agents"
+        assert called["function_call"]["name"] == "spawn"
+        assert called["custom_tool_call"]["input"] == "*** Begin"
+
+    translating(test)
+
+
 def test_reminders_between_messages_stay_reminders(translating: Translating) -> None:
     async def test(door: Door) -> None:
         said = [{"role": "user", "content": "hi"}, {"role": "system", "content": [{"type": "text", "text": "be kind"}]}]

@@ -241,6 +241,16 @@ def test_spellings_of_one_place(path: str, session: hostler.Session) -> None:
     assert (Path(session.workdir) / ref.path.removeprefix("/session/")).read_bytes() == b"1"
 
 
+def test_a_tool_may_be_given_the_real_path(session: hostler.Session) -> None:
+    """Where the agent has no /session it says where things really are."""
+    session.files.write("d/x", b"1")
+    assert session.files.read(f"{session.workdir}/d/x") == b"1"
+    assert session.files.stat(session.workdir + "/d/x").path == "/session/d/x"
+    for outside in (session.workdir + "x/d", session.workdir + "/../native/x", str(Path(session.workdir).parent)):
+        with pytest.raises(PathError):
+            session.files.read(outside)
+
+
 def test_links_are_never_followed(session: hostler.Session, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -296,8 +296,8 @@ def test_resume(
     try:
         outcome = CASES[case](cell)
     except BaseException:
-        record_property("resume", [program.name, case, "FAILED"])
+        record_property("resume", [list(CASES).index(case), case, program.name, "FAILED"])
         raise
-    record_property("resume", [program.name, case, outcome])
+    record_property("resume", [list(CASES).index(case), case, program.name, outcome])
     assert outcome in {"attached", "native", "StateIncompatible", "SessionLost"}
     assert wait_until(lambda: not processes_of(cell.state_dir) and not keepers_of(cell.state_dir), 5)

@@ -45,7 +45,7 @@ from ..types.runtime import Answer, Ended, Frame, Prompt, Runtime, Steer
 from ..types.sandbox import Sandbox
 from ..workspace import SessionDirs, Watch, native
 from ..workspace.artifacts import Collected, Vault
-from ..workspace.roots import Roots
+from ..workspace.roots import VIRTUAL, Roots
 from . import upkeep
 from .errors import error_code
 from .notices import told
@@ -224,7 +224,7 @@ class LiveSession:
             raise CapabilityUnsupported(f"{self.runtime.name} cannot be steered; use on_busy='queue' or 'interrupt'.")
         if self.running is None:
             raise HarnessError(f"Session {self.key!r} runs no turn here that could be steered.")
-        self.running.put(Steer(self.host.new_id("steer"), text))
+        self.running.put(Steer(self.host.new_id("steer"), told(text, (), self._names)))
         return self.running.turn
 
     # ---- the worker -------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class LiveSession:
                     program,
                     progress,
                     self.runtime.codec,
-                    Prompt(turn.id, told(turn.input["prompt"], turn.notices, None if place.virtual else self.roots)),
+                    Prompt(turn.id, told(turn.input["prompt"], turn.notices, self._names)),
                     Bounds(
                         rules["timeout"],
                         rules["max_turns"],
@@ -538,6 +538,11 @@ class LiveSession:
         return await self.host.store.read(
             lambda conn: queries.read_records(conn, self.id, after, turn=turn, fetch=fetch)
         )
+
+    @property
+    def _names(self) -> Roots | None:
+        """The folders whose names the program does not know; None where it sees them as the app does."""
+        return None if self.sandbox.workdir == VIRTUAL else self.roots
 
     def place(self) -> Place:
         """Where and how the program runs under the session's own rules."""

@@ -13,8 +13,10 @@ from ..types.result import FileRef
 from . import queries
 from .schema import artifacts, sessions, turns
 
+_NOTICES = 1000  # files that wait to be told; beyond that the oldest are not
 
-def stage(conn: Connection, session: int, staged: FileStaged, *, notice: bool, now: float) -> list[Record]:
+
+def stage(conn: Connection, session: int, staged: FileStaged, *, mark: bool, notice: bool, now: float) -> list[Record]:
     """Journal a file that was written, with the turn that runs at this moment. No lease is needed: the number comes
     from the session's row, which gives each only once."""
     row = queries.get_session(conn, session)
@@ -22,10 +24,13 @@ def stage(conn: Connection, session: int, staged: FileStaged, *, notice: bool, n
     file = staged.file
     if notice:
         others = [told for told in row.notices if told["file"]["path"] != file.path]
-        values["notices"] = [*others, {"seq": row.seq + 1, "file": asdict(file), "source": staged.source}]
-    if file.artifact or file.path in row.marked:
+        values["notices"] = [
+            *others[1 - _NOTICES :],
+            {"seq": row.seq + 1, "file": asdict(file), "source": staged.source},
+        ]
+    if mark or file.path in row.marked:
         marked = {path: kind for path, kind in row.marked.items() if path != file.path}
-        values["marked"] = {**marked, file.path: file.media_type} if file.artifact else marked
+        values["marked"] = {**marked, file.path: file.media_type} if mark else marked
     conn.execute(update(sessions).where(sessions.c.id == session).values(values))
     running = conn.execute(
         select(turns.c.id).where(turns.c.session == session, turns.c.status == "running").limit(1)

@@ -106,6 +106,7 @@ class LaunchContext:
     ``resume`` is the native id of the conversation to go on with, or None for a new one. ``tool_url`` and
     ``tool_token`` are set when the host offers tools by streamable-HTTP MCP. ``files_dir`` is a private folder for files that
     ``argv`` refers to. ``new_id`` is a fresh uuid that a program which takes one may give to a new conversation.
+    ``artifacts`` is the folder for results, which with ``permissions="edit"`` may be written as the workspace may.
     """
 
     program: tuple[str, ...]
@@ -132,6 +133,7 @@ class LaunchContext:
     mcp_servers: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     new_id: str | None = None
+    artifacts: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from ..types.errors import PathError
 from .confined import Root, split
 
-NAMES = ("/session", "/artifacts", "/persistent", "/skills")
+VIRTUAL = "/session"  # the working directory of a program that sees the folders under these names
+NAMES = (VIRTUAL, "/artifacts", "/persistent", "/skills")
 # Where such a name begins and ends in a text: not inside another path, a URL or a word. ``/session`` alone is too common
 # a word (of web addresses, say) to be taken for the folder.
 _IN_TEXT = re.compile(
@@ -18,7 +19,8 @@ _IN_TEXT = re.compile(
 
 
 class Roots:
-    """Resolves a path of the app's to a confined folder and the path in it. A relative one is below ``/session``."""
+    """Resolves a path of the app's to a confined folder and the path in it. A relative one is below ``/session``; one
+    that begins with where a folder really is means that folder (an agent without virtual folders says such paths)."""
 
     def __init__(self, mounts: Mapping[str, str], *, make: bool = True) -> None:
         self._mounts = dict(mounts)
@@ -28,7 +30,13 @@ class Roots:
         """The folder (with ``make``, made when it is one of ours and missing) and ``path`` as that folder understands it.
 
         Raises PathError for what is in none of them."""
-        name = next((n for n in NAMES if isinstance(path, str) and (path == n or path.startswith(n + "/"))), NAMES[0])
+        name = NAMES[0]
+        if isinstance(path, str):
+            for virtual in NAMES:
+                for spelled in (virtual, self._mounts[virtual]):
+                    if path == spelled or path.startswith(spelled + "/"):
+                        name, path = virtual, virtual + path[len(spelled) :]
+                        break
         try:
             split(path, name)
         except PathError as error:

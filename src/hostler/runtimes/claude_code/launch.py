@@ -56,7 +56,8 @@ def _permissions(ctx: LaunchContext) -> list[str]:
             return ["--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
         case "edit":
             names = ",".join((*tools.READERS, *tools.WRITERS, "Agent"))
-            return ["--tools", names, "--permission-mode", "acceptEdits", "--permission-prompts", "none"]
+            more = ["--add-dir", ctx.artifacts] if ctx.artifacts else []
+            return [*more, "--tools", names, "--permission-mode", "acceptEdits", "--permission-prompts", "none"]
         case "read-only":
             names = ",".join((*tools.READERS, "Agent"))
             return ["--tools", names, "--permission-mode", "dontAsk", "--permission-prompts", "none"]

@@ -132,6 +132,7 @@ def sandbox_policy(ctx: LaunchContext) -> dict[str, Any]:
     if ctx.permissions == "edit":
         return {
             "type": "workspaceWrite",
+            "writableRoots": [ctx.artifacts] if ctx.artifacts else [],
             "networkAccess": False,
             "excludeSlashTmp": True,
             "excludeTmpdirEnvVar": True,
