@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.programs import ALL, FAKE_PROGRAM, Program, ids
+from tests.sessions.programs import ALL, FAKE_PROGRAM, REAL, Program, ids
 
 import hostler
 from hostler.testing.model_server import ModelServer
@@ -171,3 +171,18 @@ def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert [a.path for a, b in zip(first.files, second.files, strict=True) if a != b] == ["/artifacts/07"]
     Path(dirs.private, "artifacts", "index.json").write_text('{"/artifacts/08": 7}')
     assert vault.collect({}, 1 << 20).files == second.files
+
+
+@pytest.mark.parametrize("program", REAL, ids=ids)
+def test_an_agent_that_may_edit_may_leave_results(program: Program, models: ModelServer, tmp_path: Path) -> None:
+    """And nothing beside them."""
+    outside = tmp_path / "outside.md"
+    if program.harness is hostler.Harness.CLAUDE_CODE:  # it gets no shell that it cannot confine
+        paths = ("/artifacts/r.md", str(outside))
+        steps: list[dict[str, Any]] = [{"tool": "Write", "args": {"file_path": p, "content": "x"}} for p in paths]
+    else:
+        steps = [{"shell": f"echo x > /artifacts/r.md; echo x > {outside}"}]
+    with hostler.agent_session(program.harness, permissions="edit", **program.options(models)) as session:
+        result = session.run(f"@@{json.dumps(steps)}@@")
+        assert [f.path for f in result.artifacts] == ["/artifacts/r.md"]
+    assert not outside.exists()
