@@ -86,33 +86,30 @@ def agent_capabilities(harness: Harness | AcpAgent) -> Capabilities:
     return runtime_for(check_harness(harness)).capabilities
 
 
-def stream_harness(
-    *,
-    harness: HarnessProfile,
-    messages: Sequence[Mapping[str, Any]] | None = None,
-    prompt: str | None = None,
-    session: str | None = None,
-    extra_body: Any = None,
-    run_id: str | None = None,
-    **overrides: Unpack[OptionsDict],
-) -> Stream:
+class HarnessCall(OptionsDict, total=False):
+    """What a call of a harness may say, beside the options that it overrides."""
+
+    messages: Sequence[Mapping[str, Any]]
+    prompt: str
+    session: str | None
+    extra_body: Any
+    run_id: str | None
+
+
+def stream_harness(*, harness: HarnessProfile, **call: Unpack[HarnessCall]) -> Stream:
     """One turn of the session under the app's key ``session`` (made when there is none), as a `Stream`.
 
     What to say is ``prompt``, or ``messages`` with one user message. ``extra_body`` (JSON) is the app's own context, on
     the turn's first record. The same ``run_id`` again gives the recorded turn, or joins the running one; with other
     content it raises OptionsMismatch. Without ``session`` the turn is in a session of its own, closed behind it.
     """
-    text = prompt_of(messages, prompt)
+    given: dict[str, Any] = dict(call)
+    prompt = prompt_of(given.pop("messages", None), given.pop("prompt", None))
+    session, extra_body, run_id = (given.pop(name, None) for name in ("session", "extra_body", "run_id"))
     loop = portal.caller_loop()
     return open_stream(
         lambda: begin(
-            harness,
-            prompt=text,
-            session=session,
-            extra_body=extra_body,
-            run_id=run_id,
-            loop=loop,
-            overrides=overrides,
+            harness, prompt=prompt, session=session, extra_body=extra_body, run_id=run_id, loop=loop, overrides=given
         )
     )
 
@@ -120,48 +117,14 @@ def stream_harness(
 astream_harness = stream_harness
 
 
-def generate_harness(
-    *,
-    harness: HarnessProfile,
-    messages: Sequence[Mapping[str, Any]] | None = None,
-    prompt: str | None = None,
-    session: str | None = None,
-    extra_body: Any = None,
-    run_id: str | None = None,
-    **overrides: Unpack[OptionsDict],
-) -> Result:
+def generate_harness(*, harness: HarnessProfile, **call: Unpack[HarnessCall]) -> Result:
     """`stream_harness` to its end: the Result."""
-    return stream_harness(
-        harness=harness,
-        messages=messages,
-        prompt=prompt,
-        session=session,
-        extra_body=extra_body,
-        run_id=run_id,
-        **overrides,
-    ).wait()
+    return stream_harness(harness=harness, **call).wait()
 
 
-async def agenerate_harness(
-    *,
-    harness: HarnessProfile,
-    messages: Sequence[Mapping[str, Any]] | None = None,
-    prompt: str | None = None,
-    session: str | None = None,
-    extra_body: Any = None,
-    run_id: str | None = None,
-    **overrides: Unpack[OptionsDict],
-) -> Result:
+async def agenerate_harness(*, harness: HarnessProfile, **call: Unpack[HarnessCall]) -> Result:
     """The async twin of `generate_harness`."""
-    return await stream_harness(
-        harness=harness,
-        messages=messages,
-        prompt=prompt,
-        session=session,
-        extra_body=extra_body,
-        run_id=run_id,
-        **overrides,
-    ).finished
+    return await stream_harness(harness=harness, **call).finished
 
 
 class Opening(Awaitable[Session]):
