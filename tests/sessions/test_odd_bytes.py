@@ -445,7 +445,9 @@ def test_many_short_events(session: Any, state_dir: Path) -> None:
                 peak = max(peak, keeper.memory_info().rss)
     assert seen == count
     assert turn.result.stop_reason == "done"
-    print(f"{count} events: keeper {peak >> 20} MB at most, this process grew by {(me.memory_info().rss - before) >> 20} MB")
+    print(
+        f"{count} events: keeper {peak >> 20} MB at most, this process grew by {(me.memory_info().rss - before) >> 20} MB"
+    )
     assert peak < 64 << 20
     # A Result holds all events of its turn: about 300 bytes each, besides what they say.
     assert me.memory_info().rss - before < count * 4000 + (64 << 20)
