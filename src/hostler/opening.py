@@ -14,7 +14,8 @@ from sqlalchemy import Row
 
 from . import ladder, portal
 from .host import Host, implicit_host
-from .host.live import LiveSession, route_of, stored_of
+from .host.hold import stored_of
+from .host.live import LiveSession, route_of
 from .rules import refuse_unbuilt, refuse_unheld
 from .runtimes import runtime_for
 from .sandbox import auto
@@ -118,7 +119,7 @@ async def again(host: Host, row: Row[Any], options: Options, given: Mapping[str,
         return host.keep(live)
     live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
     live.rules = rules
-    live.resumed = await asyncio.to_thread(ladder.may_resume, stored_of(row), live.place())
+    live.hold.resumed = await asyncio.to_thread(ladder.may_resume, stored_of(row), live.place())
     live = host.keep(live)
     live.serve()  # a turn that a dead host left is brought to its Done
     return live

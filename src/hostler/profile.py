@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from sqlalchemy import Row
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from .faces import Session, Sessions
 
 _KEY = 512
+_doors: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()  # of the sessions that calls stand before
+os.register_at_fork(after_in_child=_doors.clear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +199,13 @@ async def begin(
         raise TypeError(f"extra_body must be a JSON value: {error}.") from None
     ephemeral = hashlib.sha256(run_id.encode()).hexdigest()[:32] if run_id is not None else uuid.uuid4().hex
     key = session if session is not None else f"ephemeral-{ephemeral}"
-    core = await SessionsCore(profile).core(key, ephemeral=session is None)
-    core.ephemeral = session is None
     turn = None if run_id is None else "run_" + hashlib.sha256(f"{key}\0{run_id}".encode()).hexdigest()[:32]
-    return await core.begin(prompt, loop=loop, extra_body=extra_body, turn_id=turn, **overrides)
+    # Finding or making a session takes a different time each time: calls that were made one after the other are
+    # accepted one after the other.
+    async with _doors.setdefault((profile.host.data_dir, key), asyncio.Lock()):
+        core = await SessionsCore(profile).core(key, ephemeral=session is None)
+        core.ephemeral = session is None
+        return await core.begin(prompt, loop=loop, extra_body=extra_body, turn_id=turn, **overrides)
 
 
 def prompt_of(messages: Sequence[Mapping[str, Any]] | None, prompt: str | None) -> str:

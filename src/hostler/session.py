@@ -53,7 +53,7 @@ class SessionCore:
     @property
     def resumed(self) -> str | None:
         """How a resumed session came by its program: ``"attached"`` or ``"native"``; None for a new session."""
-        return self._live.resumed
+        return self._live.hold.resumed
 
     @property
     def files(self) -> FilesCore:

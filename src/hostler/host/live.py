@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Row
 
-from .. import keeper, ladder, portal
+from .. import portal
 from ..endpoint import Route, price, route_for
 from ..keeper import KeeperError
-from ..ladder import Launched, OtherVersion, Place, Stored
-from ..program import Program
-from ..progress import Progress, advance
+from ..ladder import OtherVersion, Place, Stored
+from ..progress import Progress
 from ..store import files as file_queries
 from ..store import queries
 from ..store import trace as trace_queries
 from ..store.queries import Journalled, Lease
 from ..store.queries import Turn as StoredTurn
 from ..telemetry.keys import Keys
-from ..telemetry.redaction import Masker
 from ..turn import Bounds, Journal, Outcome, Running, Stop, result_of, run_turn
 from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
 from ..types.events import (
@@ -34,20 +32,20 @@ from ..types.events import (
     Approval,
     CallbackFailed,
     FileChange,
-    ModelCall,
     Notice,
     Record,
     Started,
 )
 from ..types.options import Options
 from ..types.result import ErrorInfo, Usage
-from ..types.runtime import Answer, Ended, Frame, Prompt, Runtime, Steer
+from ..types.runtime import Answer, Ended, Prompt, Runtime, Steer
 from ..types.sandbox import Sandbox
-from ..workspace import SessionDirs, Watch, native
+from ..workspace import SessionDirs, Watch
 from ..workspace.artifacts import Collected, Vault
 from ..workspace.roots import VIRTUAL, Roots
 from . import upkeep
 from .errors import error_code
+from .hold import Hold, masker_of
 from .notices import told
 from .shelf import blobs_of, shelve
 
@@ -93,24 +91,19 @@ class LiveSession:
         self.dirs = dirs
         self.options = options
         self.handles = 0
-        self.resumed: str | None = None
         self.native_id: str | None = row.native_id
         self.usage = Usage(**row.usage)
         self.cost: float | None = None if row.unpriced else row.cost
         self.running: Running | None = None
-        self._reached = False
-        self._program: Program | None = None
-        self._late_calls: list[ModelCall] = []
+        self.hold = Hold(host, row, runtime, dirs, lambda: self.running)
         self._calls: dict[str, Call] = {}
         self._granted: tuple[StoredTurn, Lease] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._nudge = asyncio.Event()
         self._looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
         self._accepting = 0
-        self._stored: Stored | None = None  # as of the last step under self._epoch; another host's epoch makes it stale
-        self._epoch = 0
         self._watch = Watch(sandbox.workdir, dirs.private)
-        self._tools = self._tool_server(tools) if tools else None
+        self.hold.tools = self._tool_server(tools) if tools else None
         self.roots = Roots(dirs.workspace(sandbox.workdir).mounts)
         self.vault = Vault(self.roots, os.path.join(dirs.private, "artifacts"))
 
@@ -253,12 +246,12 @@ class LiveSession:
             try:
                 await self._run(turn, lease)
             except LeaseLost:
-                await self._let_go()
+                await self.hold.let_go()
             except Exception as error:
                 _log.exception(
                     "Session %s: turn %s cannot be journalled here and is left to another host", self.key, turn.id
                 )
-                await self._let_go()
+                await self.hold.let_go()
                 await self.host.give_up(lease)
                 for id in {turn.id, *self._calls}:
                     self.host.journal.fail(self.id, id, error)
@@ -267,10 +260,10 @@ class LiveSession:
             finally:
                 self._calls.pop(turn.id, None)
                 self.running = None
-                if self._program is not None:
-                    self.host.slots.rest(self)
+                if self.hold.program is not None:
+                    self.host.slots.rest(self.hold)
                 else:
-                    self.host.slots.leave(self)
+                    self.host.slots.leave(self.hold)
                 self.host.journal.wake(self.id)
             if turn.owner == self.host.id and not self._calls and self._granted is None:
                 return  # nobody here waits for more
@@ -290,12 +283,12 @@ class LiveSession:
         if turn.stop is not None and not recovered:  # nobody wants it any more
             await self._finish(turn, lease, running, Outcome(Ended(turn.stop)), None)  # type: ignore[arg-type]
             return
-        await self.host.slots.take(self)
+        await self.host.slots.take(self.hold)
         try:
             place = self._place(rules, call)
             before = asyncio.create_task(asyncio.to_thread(self._watch.begin, turn.id))
             try:
-                reached = await self._reach(place, lease, running, recovered)
+                reached = await self.hold.reach(place, lease, running, recovered)
             finally:
                 await before
             if isinstance(reached, Outcome):
@@ -317,7 +310,7 @@ class LiveSession:
                         self.host.settings.start_timeout,
                     ),
                     self._journal(lease, turn.id, rules.get("trace", True)),
-                    _masker(place),
+                    masker_of(place),
                     self._approver(running, turn, call),
                 )
         except (LeaseLost, StoreError, OtherVersion):
@@ -331,16 +324,16 @@ class LiveSession:
     ) -> None:
         if running.stop and outcome.ended.stop_reason != "done":
             await asyncio.sleep(0.02)  # a model call that the end cut off is still to be counted
-        program = self._program
+        program = self.hold.program
         if program is not None and outcome.program_alive:
             program.put_back(outcome.leftover)
-        late, self._late_calls = [(c, None) for c in self._late_calls], []
+        late: list[Journalled] = [(call, None) for call in self.hold.late_calls()]
         events: list[Journalled] = [*outcome.events, *late]
         running.events += late
-        stored = await self._known(lease)
+        stored = await self.hold.known(lease)
         marked, kept = await self.host.store.read(lambda conn: file_queries.kept(conn, self.id))
         files, manifest, collected = await asyncio.to_thread(self._settle, stored, outcome, marked)
-        masker = _masker(place)
+        masker = masker_of(place)
         files = masker.mask(files)
         events += [(change, None) for change in files]
         if not self._watch.complete:
@@ -389,12 +382,14 @@ class LiveSession:
             return records
 
         records = await self.host.store.write(write, durable=True)
-        self._stored = replace(
-            stored,
-            native_id=outcome.native_id or stored.native_id,
-            finished=stored.finished + 1,
-            native=manifest,
-            **{name: value for name, value in after.items() if name != "status"},
+        self.hold.learn(
+            replace(
+                stored,
+                native_id=outcome.native_id or stored.native_id,
+                finished=stored.finished + 1,
+                native=manifest,
+                **{name: value for name, value in after.items() if name != "status"},
+            )
         )
         self.running = None
         self.usage += result.usage
@@ -406,7 +401,7 @@ class LiveSession:
         self.host.journal.publish(self.id, records)
         await asyncio.to_thread(self._watch.save)
         if after is queries.GONE:
-            await self._end_program()
+            await self.hold.end()
 
     def _settle(
         self, stored: Stored, outcome: Outcome, marked: Mapping[str, str | None]
@@ -415,111 +410,13 @@ class LiveSession:
         artifacts as they are now."""
         files = self._watch.changes()
         native_id = outcome.native_id or stored.native_id or stored.new_id
-        manifest = self._save_history(native_id, stored)
+        manifest = self.hold.save_history(native_id, stored)
         for _ in range(_UNWRITTEN if outcome.ended.stop_reason == "done" else 0):
             if manifest["files"] or not self.runtime.native_files:
                 break
             sleep(0.02)  # it says that its first turn is over before it has written it down
-            manifest = self._save_history(native_id, stored)
+            manifest = self.hold.save_history(native_id, stored)
         return files, manifest, self.vault.collect(marked, self.host.settings.artifact_limit)
-
-    def _save_history(self, native_id: str, stored: Stored) -> dict[str, Any]:
-        return native.save(self.dirs.home, self.dirs.native, self.runtime.native_files, native_id, stored.native)
-
-    # ---- reaching the program ---------------------------------------------------------------------------------------
-
-    async def _reach(
-        self, place: Place, lease: Lease, running: Running, recovered: bool
-    ) -> tuple[Program, Progress, str | None] | Outcome:
-        """The program to run the turn with; or, for a turn whose program died with its host, how that ended."""
-        stored = await self._known(lease)
-        program = self._program
-        if (
-            program is not None
-            and program.epoch == lease.epoch
-            and program.usable
-            and stored.progress
-            and program.fingerprint == place.fingerprint()
-        ):
-            self._open_route(program.token, program.tool_token, place)
-            return program, Progress.from_dict(stored.progress), self.resumed
-        if program is not None:
-            await (self._end_program() if program.epoch == lease.epoch else self._let_go())
-        upstream = await self.host.endpoint_path()
-        if stored.program:
-            self._open_route(stored.program["token"], stored.program["tool_token"], place)
-            attached = await ladder.attach(stored, place, epoch=lease.epoch, holder=self.host.id, upstream=upstream)
-            if attached is not None:
-                self._program, progress = attached
-                mid_turn = recovered and progress.turn == running.turn
-                if mid_turn or (self._program.usable and self._program.fingerprint == place.fingerprint()):
-                    return self._program, progress, self._arrived("attached")
-                await self._end_program()
-            elif recovered and stored.progress and Progress.from_dict(stored.progress).turn == running.turn:
-                return self._salvage(stored, running, _masker(place))
-        launched = await ladder.launch(stored, place)
-        try:
-            self._open_route(launched.token, launched.tool_token, place)
-            await self._store_program(lease, launched)
-            self._program = await ladder.join(launched, epoch=lease.epoch, holder=self.host.id, upstream=upstream)
-        except BaseException:
-            await asyncio.to_thread(keeper.destroy, launched.address)
-            raise
-        return self._program, launched.progress, self._arrived(launched.resumed)
-
-    def _arrived(self, how: str | None) -> str | None:
-        if not self._reached:
-            self._reached = True
-            self.resumed = how
-        return how
-
-    async def _known(self, lease: Lease) -> Stored:
-        """The stored session, read again when another host has had it in between."""
-        if self._stored is None or self._epoch != lease.epoch:
-            self._stored = stored_of(await self.host.store.read(lambda conn: queries.get_session(conn, self.id)))
-            self._epoch = lease.epoch
-        return self._stored
-
-    async def _store_program(self, lease: Lease, launched: Launched) -> None:
-        await self.host.store.write(
-            lambda conn: queries.set_program(
-                conn, lease, program=launched.stored(), frame=0, progress=launched.progress.to_dict()
-            )
-        )
-        self._stored = replace(
-            await self._known(lease), program=launched.stored(), frame=0, progress=launched.progress.to_dict()
-        )
-
-    def _salvage(self, stored: Stored, running: Running, masker: Masker) -> Outcome:
-        """The end of a turn whose keeper is dead, from the log that it left on disk."""
-        assert stored.program is not None
-        assert stored.progress is not None
-        progress = Progress.from_dict(stored.progress)
-        frames: list[Frame] = keeper.read_spool(stored.program["address"]["dir"], stored.frame)
-        masker.resume(progress.masking)
-        events: list[Journalled] = []
-        native_id: str | None = None
-        ended: Ended | None = None
-        for frame in frames:
-            step = advance(self.runtime.codec, progress, frame)
-            progress, native_id = step.progress, step.native_id or native_id
-            events += [shown for event, parent in step.events for shown in masker.events(event, parent)]
-            ended = ended or step.end
-        events += masker.rest()
-        if running.stop and (ended is None or ended.stop_reason != "done"):
-            ended = Ended(running.stop)
-        elif ended is None:
-            ended = Ended(
-                "error",
-                error=ErrorInfo(
-                    "program_lost",
-                    "The program and its keeper died in the middle of the turn, and so did the host that ran it. What the "
-                    "program had said is in the journal; the next turn resumes from its own history.",
-                    retryable=True,
-                ),
-            )
-        running.events += events
-        return Outcome(ended, replace(progress, turn=None), native_id, False, tuple(events))
 
     async def _remember(self, running: Running, turn: StoredTurn) -> None:
         """Fill in what an earlier host journalled of this turn."""
@@ -552,10 +449,10 @@ class LiveSession:
         """Another handle of this process brings the session's callables, and maybe other rules, again."""
         self.options = options
         self.rules = dict(rules)
-        if self._tools is not None:
-            self._tools.offer(tools)
+        if self.hold.tools is not None:
+            self.hold.tools.offer(tools)
         elif tools:
-            self._tools = self._tool_server(tools)
+            self.hold.tools = self._tool_server(tools)
 
     def _place(self, rules: dict[str, Any], call: Call) -> Place:
         settings = self.host.settings
@@ -566,29 +463,11 @@ class LiveSession:
             rules=rules,
             route=route_of(self.runtime, rules, call.api_key or self.options.api_key),
             approvals=(call.on_approval or self.options.on_approval) is not None or rules["permissions"] == "ask",
-            tools=self._tools.digest if self._tools is not None else None,
+            tools=self.hold.tools.digest if self.hold.tools is not None else None,
             park_ttl=settings.park_ttl,
             orphan_ttl=settings.orphan_ttl,
             spool_limit=settings.spool_limit,
         )
-
-    def _open_route(self, token: str, tool_token: str | None, place: Place) -> None:
-        if self._tools is not None and tool_token is not None:
-            self.host.endpoint.mount_tools(tool_token, self._tools)
-        self.host.endpoint.open(
-            token,
-            place.route,
-            on_call=self._on_call,
-            tag={"session": self.key, **{str(k): str(v) for k, v in place.rules["metadata"].items()}},
-            budget=lambda: self.running.stop if self.running is not None else None,
-        )
-
-    async def _close_route(self, program: Program) -> None:
-        self.host.endpoint.close_token(program.token)
-        if program.tool_token is not None:
-            self.host.endpoint.close_token(program.tool_token)
-        if self._tools is not None:
-            await self._tools.aclose()
 
     def _tool_server(self, tools: tuple[HostTool, ...]) -> ToolServer:
         from ..toolserver import ToolServer  # slow to import, and most sessions have no tools
@@ -602,12 +481,6 @@ class LiveSession:
                 self.running.program.put(failure)
 
         return ToolServer(tools, timeout=self.host.settings.tool_timeout, loop=loop, on_failure=on_failure)
-
-    def _on_call(self, call: ModelCall) -> None:
-        if self.running is not None and self.running.program is not None:
-            self.running.program.put(call)
-        else:
-            self._late_calls.append(call)  # counted with the turn that ends now, or with the next one
 
     # ---- out --------------------------------------------------------------------------------------------------------
 
@@ -673,18 +546,9 @@ class LiveSession:
             worker.cancel()
             await asyncio.gather(worker, return_exceptions=True)
             await self.host.store.write(lambda conn: queries.disown(conn, self.id, self.host.id), durable=True)
-        await self._let_go()
+        await self.hold.let_go()
         with contextlib.suppress(HarnessError):  # this session is parked, whatever the others do
             await upkeep.limit_parked(self.host)
-
-    async def evict(self) -> None:
-        """End the idle program to make room for another session's."""
-        program = self._program
-        if program is not None:
-            lease = Lease(self.id, self.key, self.host.id, program.epoch)
-            await self._end_program()
-            with contextlib.suppress(HarnessError):  # another host has the session by now
-                await self._without_program(lease)
 
     async def _quiesce(self) -> None:
         worker = self._worker
@@ -698,66 +562,20 @@ class LiveSession:
     async def _end(self, status: str) -> None:
         lease = await self.host.store.write(lambda conn: queries.claim(conn, self.id, self.host.id, self.host.is_dead))
         if lease is None:  # another host runs a turn in it: it is not ours to end
-            await self._let_go()
+            await self.hold.let_go()
             return
         try:
-            if self._program is not None and self._program.epoch == lease.epoch:
-                await self._end_program()
+            if self.hold.program is not None and self.hold.program.epoch == lease.epoch:
+                await self.hold.end()
             else:
-                await self._let_go()
-                await self._end_stored(lease)
-            await self._without_program(lease)
+                await self.hold.let_go()
+                await self.hold.end_stored(lease)
+            await self.hold.without_program(lease)
         finally:
             await self.host.store.write(lambda conn: queries.release(conn, lease, status), durable=True)
             await asyncio.to_thread(self._watch.close)
-
-    async def _without_program(self, lease: Lease) -> None:
-        """The program has ended: what it wrote last is saved, and the store is told."""
-        self._stored = None
-        stored = stored_of(await self.host.store.read(lambda conn: queries.get_session(conn, self.id)))
-        manifest = await asyncio.to_thread(self._save_history, stored.native_id or stored.new_id, stored)
-        await self.host.store.write(
-            lambda conn: queries.set_program(conn, lease, program=None, frame=0, progress=None, native=manifest)
-        )
-
-    async def _end_stored(self, lease: Lease) -> None:
-        """End a program that another host left."""
-        row = await self.host.store.read(lambda conn: queries.get_session(conn, self.id))
-        if row.program:
-            address = keeper.KeeperAddress.from_dict(row.program["address"])
-            with contextlib.suppress(KeeperError):  # a newer host has it by now
-                await keeper.end(address, epoch=lease.epoch, holder=self.host.id)
-
-    async def _end_program(self) -> None:
-        program, self._program = self._program, None
-        if program is not None:
-            await program.end()
-            await self._close_route(program)
-            if self.running is None:
-                self.host.slots.leave(self)
-
-    async def _let_go(self) -> None:
-        """Drop the connection to the program; it lives on under its keeper, for whoever has the lease."""
-        self._stored = None
-        program, self._program = self._program, None
-        if program is not None:
-            await program.detach()
-            await self._close_route(program)
-            if self.running is None:
-                self.host.slots.leave(self)
-
-
-def _masker(place: Place | None) -> Masker:
-    """Of the secrets that this process knows of: the agent should not have them, but what it says is stored."""
-    if place is None:
-        return Masker()
-    return Masker([place.route.key] if place.route.key else [], Keys(place.rules.get("redact")))
 
 
 def route_of(runtime: Runtime, rules: Mapping[str, Any], api_key: str | None) -> Route:
     """Where the model calls go under these rules. Raises OptionsMismatch naming what is missing."""
     return route_for(rules["model"], wire=runtime.wire, api_base=rules["api_base"], api_key=api_key, environ=os.environ)
-
-
-def stored_of(row: Row[Any]) -> Stored:
-    return Stored(row.key, row.native_id, row.new_id, row.finished, row.program, row.progress, row.frame, row.native)

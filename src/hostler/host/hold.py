@@ -1,0 +1,252 @@
+"""The program of one session as this process holds it: reached, let to the model, let go, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Row
+
+from .. import keeper, ladder
+from ..keeper import KeeperError
+from ..ladder import Launched, Place, Stored
+from ..program import Program
+from ..progress import Progress, advance
+from ..store import queries
+from ..store.queries import Journalled, Lease
+from ..telemetry.keys import Keys
+from ..telemetry.redaction import Masker
+from ..turn import Outcome, Running
+from ..types.errors import HarnessError
+from ..types.events import ModelCall
+from ..types.result import ErrorInfo
+from ..types.runtime import Ended, Frame, Runtime
+from ..workspace import SessionDirs, native
+
+if TYPE_CHECKING:
+    from ..toolserver import ToolServer
+    from .local import Host
+
+
+class Hold:
+    """What this process knows and has of the session's program. ``running`` gives the turn that runs here, if any."""
+
+    def __init__(
+        self, host: Host, row: Row[Any], runtime: Runtime, dirs: SessionDirs, running: Callable[[], Running | None]
+    ) -> None:
+        self._host = host
+        self._id: int = row.id
+        self._key: str = row.key
+        self._runtime = runtime
+        self._dirs = dirs
+        self._running = running
+        self.program: Program | None = None
+        self.tools: ToolServer | None = None
+        self.resumed: str | None = None
+        self._reached = False
+        self._late_calls: list[ModelCall] = []
+        self._stored: Stored | None = None  # as of the last step under self._epoch; another host's epoch makes it stale
+        self._epoch = 0
+
+    async def reach(
+        self, place: Place, lease: Lease, running: Running, recovered: bool
+    ) -> tuple[Program, Progress, str | None] | Outcome:
+        """The program to run the turn with; or, for a turn whose program died with its host, how that ended."""
+        stored = await self.known(lease)
+        program = self.program
+        if (
+            program is not None
+            and program.epoch == lease.epoch
+            and program.usable
+            and stored.progress
+            and program.fingerprint == place.fingerprint()
+        ):
+            self._open_route(program.token, program.tool_token, place)
+            return program, Progress.from_dict(stored.progress), self.resumed
+        if program is not None:
+            await (self.end() if program.epoch == lease.epoch else self.let_go())
+        upstream = await self._host.endpoint_path()
+        if stored.program:
+            self._open_route(stored.program["token"], stored.program["tool_token"], place)
+            attached = await ladder.attach(stored, place, epoch=lease.epoch, holder=self._host.id, upstream=upstream)
+            if attached is not None:
+                self.program, progress = attached
+                mid_turn = recovered and progress.turn == running.turn
+                if mid_turn or (self.program.usable and self.program.fingerprint == place.fingerprint()):
+                    return self.program, progress, self._arrived("attached")
+                await self.end()
+            else:
+                self._shut(stored.program["token"], stored.program["tool_token"])
+            if (
+                attached is None
+                and recovered
+                and stored.progress
+                and Progress.from_dict(stored.progress).turn == running.turn
+            ):
+                return self._salvage(stored, running, masker_of(place))
+        launched = await ladder.launch(stored, place)
+        try:
+            self._open_route(launched.token, launched.tool_token, place)
+            await self._store_program(lease, launched)
+            self.program = await ladder.join(launched, epoch=lease.epoch, holder=self._host.id, upstream=upstream)
+        except BaseException:
+            self._shut(launched.token, launched.tool_token)
+            await asyncio.to_thread(keeper.destroy, launched.address)
+            raise
+        return self.program, launched.progress, self._arrived(launched.resumed)
+
+    def _arrived(self, how: str | None) -> str | None:
+        if not self._reached:
+            self._reached = True
+            self.resumed = how
+        return how
+
+    async def known(self, lease: Lease) -> Stored:
+        """The stored session, read again when another host has had it in between."""
+        if self._stored is None or self._epoch != lease.epoch:
+            self._stored = stored_of(await self._host.store.read(lambda conn: queries.get_session(conn, self._id)))
+            self._epoch = lease.epoch
+        return self._stored
+
+    async def _store_program(self, lease: Lease, launched: Launched) -> None:
+        await self._host.store.write(
+            lambda conn: queries.set_program(
+                conn, lease, program=launched.stored(), frame=0, progress=launched.progress.to_dict()
+            )
+        )
+        self._stored = replace(
+            await self.known(lease), program=launched.stored(), frame=0, progress=launched.progress.to_dict()
+        )
+
+    def _salvage(self, stored: Stored, running: Running, masker: Masker) -> Outcome:
+        """The end of a turn whose keeper is dead, from the log that it left on disk."""
+        assert stored.program is not None
+        assert stored.progress is not None
+        progress = Progress.from_dict(stored.progress)
+        frames: list[Frame] = keeper.read_spool(stored.program["address"]["dir"], stored.frame)
+        masker.resume(progress.masking)
+        events: list[Journalled] = []
+        native_id: str | None = None
+        ended: Ended | None = None
+        for frame in frames:
+            step = advance(self._runtime.codec, progress, frame)
+            progress, native_id = step.progress, step.native_id or native_id
+            events += [shown for event, parent in step.events for shown in masker.events(event, parent)]
+            ended = ended or step.end
+        events += masker.rest()
+        if running.stop and (ended is None or ended.stop_reason != "done"):
+            ended = Ended(running.stop)
+        elif ended is None:
+            ended = Ended(
+                "error",
+                error=ErrorInfo(
+                    "program_lost",
+                    "The program and its keeper died in the middle of the turn, and so did the host that ran it. What the "
+                    "program had said is in the journal; the next turn resumes from its own history.",
+                    retryable=True,
+                ),
+            )
+        running.events += events
+        return Outcome(ended, replace(progress, turn=None), native_id, False, tuple(events))
+
+    def learn(self, stored: Stored) -> None:
+        """What the store holds after the step that was just committed."""
+        self._stored = stored
+
+    def _open_route(self, token: str, tool_token: str | None, place: Place) -> None:
+        if self.tools is not None and tool_token is not None:
+            self._host.endpoint.mount_tools(tool_token, self.tools)
+        self._host.endpoint.open(
+            token,
+            place.route,
+            on_call=self._on_call,
+            tag={"session": self._key, **{str(k): str(v) for k, v in place.rules["metadata"].items()}},
+            budget=self._budget,
+        )
+
+    def _shut(self, token: str, tool_token: str | None) -> None:
+        self._host.endpoint.close_token(token)
+        if tool_token is not None:
+            self._host.endpoint.close_token(tool_token)
+
+    async def _close_route(self, program: Program) -> None:
+        self._shut(program.token, program.tool_token)
+        if self.tools is not None:
+            await self.tools.aclose()
+
+    def _on_call(self, call: ModelCall) -> None:
+        running = self._running()
+        if running is not None and running.program is not None:
+            running.program.put(call)
+        else:
+            self._late_calls.append(call)  # counted with the turn that ends now, or with the next one
+
+    def late_calls(self) -> list[ModelCall]:
+        """Model calls that no turn has been told of yet."""
+        calls, self._late_calls = self._late_calls, []
+        return calls
+
+    def _budget(self) -> str | None:
+        running = self._running()
+        return running.stop if running is not None else None
+
+    def save_history(self, native_id: str, stored: Stored) -> dict[str, Any]:
+        return native.save(self._dirs.home, self._dirs.native, self._runtime.native_files, native_id, stored.native)
+
+    async def evict(self) -> None:
+        """End the idle program to make room for another session's."""
+        program = self.program
+        if program is not None:
+            lease = Lease(self._id, self._key, self._host.id, program.epoch)
+            await self.end()
+            with contextlib.suppress(HarnessError):  # another host has the session by now
+                await self.without_program(lease)
+
+    async def without_program(self, lease: Lease) -> None:
+        """The program has ended: what it wrote last is saved, and the store is told."""
+        self._stored = None
+        stored = stored_of(await self._host.store.read(lambda conn: queries.get_session(conn, self._id)))
+        manifest = await asyncio.to_thread(self.save_history, stored.native_id or stored.new_id, stored)
+        await self._host.store.write(
+            lambda conn: queries.set_program(conn, lease, program=None, frame=0, progress=None, native=manifest)
+        )
+
+    async def end_stored(self, lease: Lease) -> None:
+        """End a program that another host left."""
+        row = await self._host.store.read(lambda conn: queries.get_session(conn, self._id))
+        if row.program:
+            address = keeper.KeeperAddress.from_dict(row.program["address"])
+            with contextlib.suppress(KeeperError):  # a newer host has it by now
+                await keeper.end(address, epoch=lease.epoch, holder=self._host.id)
+
+    async def end(self) -> None:
+        program, self.program = self.program, None
+        if program is not None:
+            await program.end()
+            await self._close_route(program)
+            if self._running() is None:
+                self._host.slots.leave(self)
+
+    async def let_go(self) -> None:
+        """Drop the connection to the program; it lives on under its keeper, for whoever has the lease."""
+        self._stored = None
+        program, self.program = self.program, None
+        if program is not None:
+            await program.detach()
+            await self._close_route(program)
+            if self._running() is None:
+                self._host.slots.leave(self)
+
+
+def masker_of(place: Place | None) -> Masker:
+    """Of the secrets that this process knows of: the agent should not have them, but what it says is stored."""
+    if place is None:
+        return Masker()
+    return Masker([place.route.key] if place.route.key else [], Keys(place.rules.get("redact")))
+
+
+def stored_of(row: Row[Any]) -> Stored:
+    return Stored(row.key, row.native_id, row.new_id, row.finished, row.program, row.progress, row.frame, row.native)
