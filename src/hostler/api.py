@@ -46,7 +46,8 @@ async def aagent(harness: Harness | AcpAgent, prompt: str, **options: Unpack[Opt
 
 def agent_stream(harness: Harness | AcpAgent, prompt: str, **options: Unpack[OptionsDict]) -> Stream:
     """`agent` as a `Stream` of events; dropping it cancels the turn."""
-    return Stream(portal.engine().submit(_one_stream(harness, prompt, portal.caller_loop(), options)))
+    loop = portal.caller_loop()
+    return open_stream(lambda: _one_stream(harness, prompt, loop, options))
 
 
 aagent_stream = agent_stream

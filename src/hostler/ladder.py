@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -101,9 +102,7 @@ def may_resume(stored: Stored, place: Place) -> str | None:
         if address.protocol != keeper.PROTOCOL:
             raise OtherVersion(stored.key, address.protocol)
         return "attached"
-    if native_id := _native_id(stored, place):
-        return "native" if native_id else None
-    return None
+    return "native" if _native_id(stored, place) else None
 
 
 async def attach(
@@ -173,6 +172,8 @@ async def launch(stored: Stored, place: Place) -> Launched:
             f"{rules['permissions']!r} cannot be held in this workspace. Remove the folder, or choose another program."
         )
     for folder in (dirs.home, dirs.tmp, dirs.artifacts):
+        if os.path.islink(folder) or os.path.isfile(folder):
+            os.unlink(folder)  # the agent's doing
         os.makedirs(folder, mode=0o700, exist_ok=True)
     native_id = await asyncio.to_thread(_restore, stored, place)
     await asyncio.to_thread(shutil.rmtree, dirs.keepers, True)  # logs of programs that are over
@@ -250,7 +251,13 @@ async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) ->
 
 
 def _native_id(stored: Stored, place: Place) -> str | None:
-    """The conversation to go on with, or None for a new one. Raises SessionLost when there should be one."""
+    """The conversation to go on with, or None for a new one. Raises SessionLost when there should be one, and
+    StateIncompatible for a name that is none: what the program called itself goes into its command line."""
+    if stored.native_id is not None and not re.fullmatch(place.runtime.id_pattern, stored.native_id):
+        raise StateIncompatible(
+            f"Session {stored.key!r} cannot be resumed: {place.runtime.name} named its conversation "
+            f"{stored.native_id[:80]!r}, which no conversation of it is called. Begin a new session."
+        )
     native_id = stored.native_id or stored.new_id
     saved = stored.native or {}
     begun = bool(saved.get("begun") or saved.get("files"))

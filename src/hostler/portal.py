@@ -8,7 +8,8 @@ import concurrent.futures.thread  # its exit hook must be registered before ours
 import inspect
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -47,7 +48,9 @@ _lock = threading.RLock()
 _engine: Engine | None = None
 _callbacks: Engine | None = None
 _posted: set[asyncio.Task[Any]] = set()
+_callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads that the end of the interpreter waits for
 _closers: list[Callable[[], Awaitable[None]]] = []
+_pooled: Any = getattr(concurrent.futures.thread, "_threads_queues", ())
 
 
 def engine() -> Engine:
@@ -67,15 +70,24 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
         raise RuntimeError(
             "A sync hostler call on hostler's own thread would wait for itself. Use the async twin (arun, astream, ...)."
         )
+    _note_caller()
     future = current.submit(coro)
     try:
         # In slices: a signal that comes just before the wait begins is seen at the next one.
         while not concurrent.futures.wait([future], timeout=_SLICE).done:
-            pass
+            if not current.thread.is_alive() and not future.done():
+                raise RuntimeError("hostler's engine has ended with the interpreter; this call came too late.")
         return future.result()
     except KeyboardInterrupt:
         future.cancel()
         raise
+
+
+def _note_caller() -> None:
+    thread = threading.current_thread()
+    # Not a pool's threads: they wait for work until a later exit hook ends them.
+    if not thread.daemon and thread is not threading.main_thread() and thread not in _pooled:
+        _callers.add(thread)
 
 
 async def arun(coro: Coroutine[Any, Any, T]) -> T:
@@ -84,6 +96,26 @@ async def arun(coro: Coroutine[Any, Any, T]) -> T:
     if threading.current_thread() is current.thread:
         return await coro
     return await asyncio.wrap_future(current.submit(coro))
+
+
+def either(coro: Coroutine[Any, Any, T]) -> Awaitable[T]:
+    """Both faces in one method: it begins now; a sync caller waits here, an async one may await what this gives."""
+    begun = Begun(engine().submit(coro))
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        begun.future.result()
+    return begun
+
+
+class Begun(Awaitable[T]):
+    """Work on the engine, to be awaited from any loop, or not at all."""
+
+    def __init__(self, future: concurrent.futures.Future[T]) -> None:
+        self.future = future
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return asyncio.wrap_future(self.future).__await__()
 
 
 def post(work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
@@ -158,6 +190,8 @@ def _exit() -> None:
     current = _engine
     if current is None or not current.thread.is_alive():
         return
+    for thread in tuple(_callers):
+        thread.join()  # the interpreter would wait for it next, and it is not done with its sessions
     for close in reversed(_closers):
         try:
             current.submit(_close(close)).result(15)
@@ -178,6 +212,7 @@ def _forked() -> None:
     _engine = _callbacks = None
     _lock = threading.RLock()
     _closers.clear()
+    _callers.clear()
 
 
 # Worker threads are shut down before plain atexit hooks run, and closing needs them.

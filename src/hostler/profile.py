@@ -149,10 +149,12 @@ class SessionsCore:
 
         Raises SessionLost when there is none, SessionBusy when another host runs a turn in it that does not end.
         """
+        await self.cancel(id)
         host, row = await self._row(id)
         core = await self._again(host, row)
         await core.close()
         await retention.erase(host, row)
+        host.sessions.pop(row.id, None)  # other handles of this process find out at their next call
 
     async def follow(self, id: str, after: int | None = None) -> Follower:
         """Records of the session's journal above ``after`` (None: from now on); starts nothing."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
+from . import portal
 from .artifacts import ArtifactsCore
 from .files import FilesCore
 from .host.errors import raise_for_setup
@@ -21,6 +22,8 @@ from .types.result import Result, Usage
 from .types.state import State
 from .workspace import native
 
+T = TypeVar("T")
+
 
 class SessionCore:
     """A session as one caller holds it."""
@@ -28,6 +31,7 @@ class SessionCore:
     def __init__(self, live: LiveSession, *, ephemeral: bool = False) -> None:
         self._live = live
         self._left: str | None = None
+        self._leaving = asyncio.Lock()
         self.ephemeral = ephemeral
 
     @property
@@ -117,6 +121,7 @@ class SessionCore:
         else:
             if on_busy == "interrupt":
                 await self._live.interrupt()
+                self._check_open()
             found = await self._live.accept(
                 prompt, rules, call, reject_busy=on_busy == "reject", extra_body=extra_body, turn_id=turn_id
             )
@@ -154,23 +159,38 @@ class SessionCore:
 
     async def detach(self) -> State:
         """Park the program, and leave a running turn to it; the sandbox stays. Gives the State to resume with."""
-        self._check_open()
-        await self._live.detach()
-        self._leave("detached")
-        return await self.state()
+        return await self._whole(self._end("detached"))
 
     async def stop(self) -> State:
         """End the turn and the program; gives the State to resume with."""
-        self._check_open()
-        await self._live.stop()
-        self._leave("stopped")
-        return await self.state()
+        return await self._whole(self._end("stopped"))
 
     async def close(self) -> None:
         """End the turn and the program. A State taken earlier still resumes at the last finished turn."""
-        if self._left is None:
-            self._leave("closed")
-            await self._live.close()
+        if self._left is None and not self._live.host.forked:  # a child has nothing of its parent's to end
+            await self._whole(self._close())
+
+    async def _end(self, how: Literal["detached", "stopped"]) -> State:
+        async with self._leaving:
+            self._check_open()
+            self._left = how  # nothing is accepted behind it
+            try:
+                await (self._live.detach() if how == "detached" else self._live.stop())
+            except BaseException:
+                self._left = None
+                raise
+            self._leave(how)
+        return await self.state()
+
+    async def _close(self) -> None:
+        async with self._leaving:
+            if self._left is None:
+                self._leave("closed")
+                await self._live.close()
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Go through with it, also when the caller does not wait for the end: half an end would hold the lease."""
+        return await asyncio.shield(self._live.host.spawn(work))
 
     async def history(self) -> list[dict[str, Any]]:
         """The conversation as OpenAI-format messages. Raises CapabilityUnsupported where the program keeps none that
@@ -184,18 +204,19 @@ class SessionCore:
 
     async def approvals(self) -> list[Approval]:
         """The questions of the running turn that nobody has answered."""
-        return [self._bound(approval) for approval in await self._live.approvals()]
+        return [bind(self._live, approval) for approval in await self._live.approvals()]
 
     async def answer(self, id: str, allow: bool, reason: str | None = None) -> None:
         """Answer an Approval. Raises HarnessError when it is not open."""
         self._live.answer(id, allow, reason)
 
-    def _bound(self, approval: Approval) -> Approval:
-        return bind(self._live, approval)
-
     def _check_open(self) -> None:
         if self._left is not None:
             raise SessionClosed(f"This handle of session {self.key!r} is {self._left}. Resume the session to go on.")
+        if self._live.host.forked:
+            raise SessionClosed(
+                f"This handle of session {self.key!r} belongs to the process that forked this one. Resume the session here."
+            )
 
     def _leave(self, how: str) -> None:
         self._left = how
@@ -224,9 +245,7 @@ class TurnSource:
 
     def _shown(self, record: Record) -> TurnEvent:
         event: Any = record.event
-        if isinstance(event, Approval):
-            event = bind(self._live, event)
-        return event  # type: ignore[no-any-return]
+        return bind(self._live, event) if isinstance(event, Approval) else event
 
     async def cancel(self) -> None:
         """End the turn."""
@@ -239,16 +258,12 @@ class TurnSource:
 
 
 def bind(live: LiveSession, approval: Approval) -> Approval:
-    """The Approval with its ``allow`` and ``deny`` at work."""
-    from . import portal
+    """The Approval with its ``allow`` and ``deny`` at work, for sync and async callers."""
 
-    async def answer(allow: bool, reason: str | None) -> None:
-        async def on_engine() -> None:
-            live.answer(approval.id, allow, reason)
+    async def on_engine(allow: bool, reason: str | None) -> None:
+        live.answer(approval.id, allow, reason)
 
-        await portal.arun(on_engine())
-
-    return replace(approval, answer=answer)
+    return replace(approval, answer=lambda allow, reason: portal.either(on_engine(allow, reason)))
 
 
 def _history(live: LiveSession, native_id: str, manifest: Mapping[str, Any] | None) -> list[dict[str, Any]]:

@@ -58,11 +58,13 @@ class Running:
     events: list[Journalled] = field(default_factory=list)
     waiting: list[Command | Stop] = field(default_factory=list)
     approvals: dict[str, Approval] = field(default_factory=dict)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, command: Command | Stop) -> None:
         """Hand a command to the turn; kept when its program is not there yet."""
         if isinstance(command, Stop):
             self.stop = self.stop or command.reason
+            self.stopping.set()
         if self.program is None:
             self.waiting.append(command)
         else:

@@ -102,4 +102,19 @@ def test_a_key_that_nobody_has(options: dict[str, Any]) -> None:
         session.run("hi")
         done = command("kill", "nobody")
     assert done.returncode == 2
-    assert "'nobody' is not in the store" in done.stderr
+    assert "There is no session 'nobody'" in done.stderr
+
+
+def test_a_key_may_be_cut_and_a_data_dir_named(
+    options: dict[str, Any], state_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with hostler.agent_session(FAKE, **options) as session:
+        session.run("hi")
+        state = session.detach()
+    monkeypatch.setenv("HOSTLER_STATE_DIR", str(tmp_path / "elsewhere"))
+    here = ("--data-dir", str(state_dir))
+    assert state.session in command("ps", *here).stdout
+    killed = command("kill", state.session[:8], *here)
+    assert killed.stdout == f"session {state.session} ended; the session can be resumed\n"
+    assert command("gc", *here).returncode == 0
+    assert command("ps", *here).stdout == f"no programs run for {state_dir}\n"

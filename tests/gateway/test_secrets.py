@@ -67,7 +67,7 @@ import os, pathlib, sys
 pathlib.Path(sys.argv[1]).write_text(repr(sorted(os.environ.items())))
 """
 
-COMMON = {"PATH", "HOME", "TMPDIR", "TERM", "LANG", "HOSTLER_RUN"}
+COMMON = {"PATH", "HOME", "TMPDIR", "TERM", "LANG", "HOSTLER_RUN", "HOSTLER_ARTIFACTS"}
 ENVIRONMENT = {
     Harness.CLAUDE_CODE: COMMON
     | {

@@ -1,6 +1,6 @@
 """One app of the storm: its share of the turns, one after the other, under the app's own keys.
 
-Prints ``saw KEY SEQ`` for each record that a follower gave it (where the job says so), ``outcome JSON`` for each turn.
+Prints ``saw JSON`` for each record that its `on_event` was given (where the job says so), ``outcome JSON`` for each turn.
 A turn has its label as `run_id`, so that an app that is started again says everything once more and nothing runs twice.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import hostler
 from hostler.testing.fake_runtime import FAKE
+from hostler.types.events import event_to_dict
 
 _lock = threading.Lock()
 
@@ -28,7 +29,7 @@ def main() -> None:
     harness = hostler.create_harness(host=hostler.local_host(job["data_dir"]), runtime=runtime, **job["options"])
 
     def saw(record: hostler.harness.Record) -> None:
-        say("saw", f"{record.session} {record.seq} {type(record.event).__name__}")
+        say("saw", json.dumps([record.seq, record.turn, event_to_dict(record.event)]))
 
     for turn in job["turns"]:
         stream = hostler.stream_harness(
@@ -39,10 +40,7 @@ def main() -> None:
             extra_body={"caller": job["caller"], "label": turn["label"]},
             **({"on_event": saw} if job.get("watch") else {}),
         )
-        for event in stream:
-            if job.get("watch"):
-                say("event", type(event).__name__)
-        result = stream.result
+        result = stream.wait()
         said = {"label": turn["label"], "turn": result.turn_id, "stop": result.stop_reason, "text": result.text}
         said["error"] = result.error.code if result.error is not None else None
         say("outcome", json.dumps(said))

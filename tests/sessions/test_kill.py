@@ -161,8 +161,9 @@ def test_two_processes_resume_one_parked_session(models: ModelServer, tmp_path: 
     with hostler.agent_session(FAKE_PROGRAM.harness, **options) as session:
         session.run(FAKE_PROGRAM.say("CODEWORD-one"))
         state = session.detach()
-    lock = tmp_path / "lock"
-    prompt = json.dumps([{"text": "in"}, {"shell": f"mkdir {lock} || exit 7; sleep 3; rmdir {lock}"}, {"text": "out"}])
+    lock, go = tmp_path / "lock", tmp_path / "go"
+    command = f"mkdir {lock} || exit 7; while [ ! -e {go} ]; do sleep 0.05; done; rmdir {lock}"
+    prompt = json.dumps([{"text": "in"}, {"shell": command}, {"text": "out"}])
     job = {
         "harness": "fake",
         "options": options,
@@ -175,6 +176,7 @@ def test_two_processes_resume_one_parked_session(models: ModelServer, tmp_path: 
     busy = App({**job, "options": {**options, "on_busy": "reject"}})
     assert "SessionBusy" in busy.until("error")
     busy.kill()
+    go.touch()
     for app in apps:
         assert json.loads(app.until("result"))["stop"] == "done"
         app.until("state", 3)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -215,6 +216,20 @@ def test_states_that_do_not_fit_are_refused_before_any_model_request(
     assert len(models.requests) == asked
     with hostler.agent_resume(state, **options) as session:
         assert "CODEWORD-one" in session.run(FAKE_PROGRAM.recall()).text
+
+
+def test_a_conversation_whose_name_is_none_of_the_programs_is_not_resumed(models: ModelServer, state_dir: Path) -> None:
+    """What a program called its conversation goes into the next one's command line."""
+    options = FAKE_PROGRAM.options(models)
+    with hostler.agent_session(FAKE_PROGRAM.harness, **options) as session:
+        session.run("hello")
+        state = session.stop()
+    store = sqlite3.connect(state_dir / "store.db")
+    with store:
+        store.execute("UPDATE sessions SET native_id = '--model-url=http://elsewhere'")
+    store.close()
+    with pytest.raises(StateIncompatible, match="named its conversation '--model-url"):
+        hostler.agent_resume(state, **options)
 
 
 def test_a_working_directory_that_is_gone_is_a_clear_error(models: ModelServer, workspace: Path) -> None:

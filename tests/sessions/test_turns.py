@@ -253,8 +253,23 @@ def test_approvals(options: dict[str, Any]) -> None:
             for event in stream:
                 if isinstance(event, hostler.harness.Approval):
                     assert [a.id for a in session.approvals()] == [event.id]
-                    asyncio.run(event.allow() if answer == "allow" else event.deny("no"))
+                    _ = event.allow() if answer == "allow" else event.deny("no")
+                    question = event
             assert stream.result.stop_reason == "done"
+            with pytest.raises(hostler.HarnessError, match="no open approval"):
+                question.allow()
+
+        async def awaited(wait: bool) -> None:
+            stream = session.astream(script)
+            async for event in stream:
+                if isinstance(event, hostler.harness.Approval):
+                    answered = event.allow()
+                    if wait:
+                        await answered
+            assert stream.result.stop_reason == "done"
+
+        asyncio.run(awaited(True))
+        asyncio.run(awaited(False))
 
 
 def test_many_threads(options: dict[str, Any], state_dir: Path) -> None:

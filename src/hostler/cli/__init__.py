@@ -175,8 +175,8 @@ def rm_(
 
 
 @app.command("ps")
-def ps_() -> None:
-    """List the agent programs that live for the state dir, with the pid of their keeper.
+def ps_(data_dir: DataDir = None) -> None:
+    """List the agent programs that live for the sessions here, with the pid of their keeper.
 
     State: running (a turn with its app), orphaned (a turn whose app is gone), idle (an app holds it), parked (nobody
     does). Memory is that of all its processes.
@@ -184,27 +184,28 @@ def ps_() -> None:
     from .ps import ps_command
     from .terminal import guarded
 
-    raise typer.Exit(guarded(ps_command))
+    raise typer.Exit(guarded(lambda: ps_command(data_dir)))
 
 
 @app.command("kill")
-def kill_(key: Annotated[str, typer.Argument(help="The session, as `hostler ps` names it.")]) -> None:
+def kill_(key: Key, data_dir: DataDir = None) -> None:
     """End the turn and the program of a session, whichever app has them. The session can be resumed."""
     from .ps import kill_command
     from .terminal import guarded
 
-    raise typer.Exit(guarded(lambda: kill_command(key)))
+    raise typer.Exit(guarded(lambda: kill_command(key, data_dir)))
 
 
 @app.command("gc")
 def gc_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    data_dir: DataDir = None,
 ) -> None:
     """Remove what nobody owns: programs of deleted sessions, processes, sockets and folders of dead apps."""
     from .ps import gc_command
     from .terminal import guarded
 
-    raise typer.Exit(guarded(lambda: gc_command(dry_run)))
+    raise typer.Exit(guarded(lambda: gc_command(dry_run, data_dir)))
 
 
 @app.command("doctor")

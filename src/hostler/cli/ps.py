@@ -1,30 +1,24 @@
-"""hostler ps, kill, gc: the programs of the state dir from outside."""
+"""hostler ps, kill, gc: the programs of a data dir from outside."""
 
 from __future__ import annotations
-
-import os
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from .. import portal
 from ..host import Host
 from ..host.gc import unowned
-from ..host.settings import state_dir
 from ..host.upkeep import KeptProgram, kill, programs
 from ..store import Store
+from . import stored
 from .terminal import FAILED, console
 from .view import printable
 
-T = TypeVar("T")
 
-
-def ps_command() -> int:
+def ps_command(data_dir: str | None) -> int:
     """Prints the living programs."""
-    path = _database()
-    found = portal.run(_with_store(path, programs)) if path is not None else []
+    path = stored.path_of(data_dir)
+    found = stored.read(path, programs) if stored.holds_sessions(path) else []
     out = console()
     if not found:
-        out.print(f"no programs run for {printable(state_dir())}", soft_wrap=True)
+        out.print(f"no programs run for {printable(path)}", soft_wrap=True)
         return 0
     rows = [("session", "program", "pid", "state", "age", "memory")]
     rows += [(printable(p.session), printable(p.program), str(p.pid), p.state, _age(p), _memory(p)) for p in found]
@@ -36,33 +30,33 @@ def ps_command() -> int:
     return 0
 
 
-def kill_command(key: str) -> int:
+def kill_command(key: str, data_dir: str | None) -> int:
     """Ends the program of a session; exit code 1 when there was none."""
-    if _database() is None:
-        raise ValueError(f"There are no sessions in {state_dir()}; set HOSTLER_STATE_DIR to where they are.")
+    path = stored.data_dir_of(data_dir)
+    row = stored.read(path, lambda store: stored.find(store, key))
 
     async def work() -> bool:
-        host = await Host.open(state_dir())
+        host = await Host.open(path)
         try:
-            return await kill(host, key)
+            return await kill(host, row.key)
         finally:
             await host.close()
 
     ended = portal.run(work())
     words = "ended; the session can be resumed" if ended else "has no turn and no program"
-    console().print(f"session {printable(key)} {words}", soft_wrap=True)
+    console().print(f"session {printable(row.key)} {words}", soft_wrap=True)
     return 0 if ended else FAILED
 
 
-def gc_command(dry_run: bool) -> int:
+def gc_command(dry_run: bool, data_dir: str | None) -> int:
     """Removes what nobody owns, and says what that was; exit code 1 when something could not be removed."""
-    path = _database()
+    path = stored.path_of(data_dir)
     failed = False
 
     async def work(store: Store | None) -> None:
         nonlocal failed
         out = console()
-        found = await unowned(state_dir(), store)
+        found = await unowned(path, store)
         for leftover in found:
             if dry_run:
                 out.print(f"would remove: {printable(leftover.what)}", soft_wrap=True)
@@ -76,21 +70,11 @@ def gc_command(dry_run: bool) -> int:
         if not found:
             out.print("nothing to remove")
 
-    portal.run(_with_store(path, work) if path is not None else work(None))
+    if stored.holds_sessions(path):
+        stored.read(path, work)
+    else:
+        portal.run(work(None))
     return FAILED if failed else 0
-
-
-def _database() -> str | None:
-    path = os.path.join(state_dir(), "store.db")
-    return path if os.path.exists(path) else None
-
-
-async def _with_store(path: str, work: Callable[[Store], Awaitable[T]]) -> T:
-    store = Store.open(path)
-    try:
-        return await work(store)
-    finally:
-        store.close()
 
 
 def _age(program: KeptProgram) -> str:

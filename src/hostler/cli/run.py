@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import sys
+import termios
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,7 @@ def _answer(session: Session, approval: Approval, signals: Signals, view: View) 
     """Ask the person at the terminal; where there is none the answer is no."""
     allow, reason = False, "Nobody is there to answer."
     if sys.stdin.isatty():
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question is no answer to it
         view.ask("allow? [y/N] ")
         reason = "The user said no."
         while not select.select([sys.stdin], [], [], _LOOK)[0]:

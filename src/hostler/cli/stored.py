@@ -1,4 +1,4 @@
-"""The sessions of a data dir, read from outside: nothing is started, made or changed."""
+"""The store of a data dir, opened from outside: nothing is started or made."""
 
 from __future__ import annotations
 
@@ -22,10 +22,19 @@ T = TypeVar("T")
 _TIDY = 5.0  # s that the store has to close after Ctrl-C
 
 
+def path_of(given: str | None) -> str:
+    """The data dir that was named, else the implicit host's."""
+    return os.path.realpath(os.path.expanduser(given)) if given else state_dir()
+
+
+def holds_sessions(data_dir: str) -> bool:
+    return os.path.exists(os.path.join(data_dir, "store.db"))
+
+
 def data_dir_of(given: str | None) -> str:
     """The data dir that was named, else the implicit host's. Raises ValueError where there are no sessions."""
-    path = os.path.realpath(os.path.expanduser(given)) if given else state_dir()
-    if not os.path.exists(os.path.join(path, "store.db")):
+    path = path_of(given)
+    if not holds_sessions(path):
         raise ValueError(f"There are no sessions in {path}; name their data dir with --data-dir or HOSTLER_STATE_DIR.")
     return path
 

@@ -40,7 +40,9 @@ def guarded(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except (HarnessError, ValueError, OSError) as error:
-        console(stderr=True).print(f"hostler: {error}", style="red", soft_wrap=True)
+        named = isinstance(error, OSError) and error.filename is not None
+        words = f"{error.filename}: {error.strerror}" if named else str(error)  # type: ignore[union-attr]
+        console(stderr=True).print(f"hostler: {words}", style="red", soft_wrap=True)
         return UNUSABLE
 
 

@@ -104,6 +104,7 @@ class Forward:
         self._reported = False
         self._doubtful = False
         self._answer: Answer | None = None
+        self._prices: asyncio.Task[None] | None = None
         self.task: asyncio.Task[None] | None = None
 
     async def run(self, url: str, headers: Mapping[str, str], content: bytes, *, counted: bool = True) -> None:
@@ -118,12 +119,16 @@ class Forward:
                 await self.refuse(outcome.failure, "silent" if silent else "refused")
                 return
             self._answer = outcome.answer
+            if counted and not price.loaded(self._route):  # the lists take a while to import: beside the answer
+                self._prices = asyncio.create_task(price.load(self._route, self._upstream.client))
             try:
                 await (self._stream(outcome.answer) if outcome.answer.whole is None else self._whole(outcome.answer))
             finally:
                 await outcome.answer.aclose()
         finally:
             self.abandon()  # a call that was cancelled before its end
+            if self._prices is not None:
+                self._prices.cancel()
 
     async def refuse(self, failure: Failure, status: Literal["refused", "silent"] = "refused") -> None:
         """Answer with an error that the program does not repeat."""
@@ -194,11 +199,8 @@ class Forward:
     async def _report_answer(self, answer: Answer) -> None:
         if self._reported:
             return
-        try:
-            async with asyncio.timeout(_PRICE_TIMEOUT):
-                await price.load(self._route, self._upstream.client)
-        except TimeoutError:
-            pass  # the price is unknown then
+        if self._prices is not None:
+            await asyncio.wait([self._prices], timeout=_PRICE_TIMEOUT)
         self._client.note_whole()
         self._report("ok", answer.seen, None)
 

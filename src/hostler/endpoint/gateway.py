@@ -11,7 +11,6 @@ from typing import Any
 
 from hostler.types.events import ModelCall
 
-from . import price
 from .failures import Failure, final_answer
 from .forwarding import Call, Client, Forward, answer_json
 from .routes import Route, WireName
@@ -19,7 +18,7 @@ from .serving import CUT, App, Receive, Scope, Send, Serving, listen_private, se
 from .translated import Translated
 from .translation import Untranslatable, translatable
 from .translator import Translator
-from .upstream import Upstream, new_client
+from .upstream import Upstream
 from .wires import PATHS, pin, write_error
 
 _log = logging.getLogger(__name__)
@@ -72,8 +71,7 @@ class Endpoint:
         path = os.path.join(directory, "endpoint.sock")
         listener = listen_private(path)
         silence = silence_limit() if self._silence is None else self._silence
-        client = await asyncio.to_thread(new_client)  # loads certificates
-        self._upstream = Upstream(client, patience=self._patience, silence=silence)
+        self._upstream = Upstream(patience=self._patience, silence=silence)
         # one attempt may begin at the end of the patience, and be silent
         self._translator = Translator(directory, path, patience=self._patience + silence + _TRANSLATION)
         self._serving = await serve(self._app, listener)
@@ -100,7 +98,7 @@ class Endpoint:
             client.calls = before.calls
         self._clients[token] = client
         if self._upstream is not None:
-            self._spawn(price.load(route.upstream, self._upstream.client))
+            self._spawn(self._upstream.warm(route))
         if self._translator is not None and route.program is not None:
             self._spawn(self._translator.warm())
 
@@ -131,7 +129,7 @@ class Endpoint:
             await self._translator.aclose()
             self._translator = None
         if self._upstream is not None:
-            await self._upstream.client.aclose()
+            await self._upstream.aclose()
             self._upstream = None
         if self.socket_path:
             try:

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import httpx
 
@@ -20,6 +21,8 @@ _PROVIDERS = {"anthropic": "anthropic", "responses": "openai", "chat": "openai"}
 _INFO_PATHS = ("/model/info", "/v1/model/info")
 _INFO_TIMEOUT = 5.0
 _log = logging.getLogger(__name__)
+_Place: TypeAlias = tuple[str, dict[str, str]]
+Connect: TypeAlias = Callable[[Route], Awaitable[httpx.AsyncClient]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,15 @@ class Rates:
 
 def listed(route: Route, tokens: Tokens) -> float | None:
     """The cost by the bundled price lists, or None for a model that they do not know."""
+    for place in _places(route):
+        try:
+            return _priced(tokens, place)
+        except (LookupError, ValueError):  # ValueError: a list without a price for what was used
+            continue
+    return None
+
+
+def _priced(tokens: Tokens, place: _Place) -> float:
     genai_prices = _price_lists()
     calc: Any = genai_prices.calc_price  # its overloads forbid a choice at run time
     usage = genai_prices.Usage(
@@ -48,12 +60,8 @@ def listed(route: Route, tokens: Tokens) -> float | None:
         cache_write_tokens=tokens.cache_write,
         **({"cache_write_1h_tokens": tokens.cache_write_1h} if tokens.cache_write_1h else {}),
     )
-    for name, place in _lookups(route):
-        try:
-            return float(calc(usage, name, **place).total_price)
-        except (LookupError, ValueError):  # ValueError: a list without a price for what was used
-            continue
-    return None
+    name, provider = place
+    return float(calc(usage, name, **provider).total_price)
 
 
 def _price_lists() -> Any:
@@ -67,8 +75,23 @@ def _price_lists() -> Any:
     return genai_prices
 
 
-def _lookups(route: Route) -> list[tuple[str, dict[str, str]]]:
-    """Names and places to look a route's model up under, best first."""
+@lru_cache(maxsize=1024)
+def _places(route: Route) -> tuple[_Place, ...]:
+    """Those of `_lookups` that the lists know."""
+    known = []
+    for place in _lookups(route):
+        try:
+            _priced(Tokens(0, 0), place)
+        except LookupError:
+            continue
+        except ValueError:
+            pass  # for want of one of its prices; another usage may have all of them
+        known.append(place)
+    return tuple(known)
+
+
+def _lookups(route: Route) -> list[_Place]:
+    """Names and providers to look a route's model up under, best first."""
     last = route.model.rpartition("/")[2]
     if route.gateway:
         return [(route.model, {}), (last, {})]
@@ -94,26 +117,32 @@ _asking: dict[Route, asyncio.Task[None]] = {}
 _ASK_AGAIN = 60.0
 
 
-async def load(route: Route, client: httpx.AsyncClient | None = None) -> None:
+def loaded(route: Route) -> bool:
+    """Whether `cost` is ready for this route: `load` would do nothing."""
+    if route not in _in_lists:
+        return False
+    asked, rates = _told.get(route, (-_ASK_AGAIN, None))
+    return _in_lists[route] or not route.gateway or rates is not None or time.monotonic() - asked < _ASK_AGAIN
+
+
+async def load(route: Route, connect: Connect | None = None) -> None:
     """Make `cost` ready for this route. Never raises for what an upstream does."""
     if route not in _in_lists:
         # the price lists take a quarter of a second to import: not on the loop
         _in_lists[route] = await asyncio.to_thread(listed, route, Tokens(0, 0)) is not None
-    if _in_lists[route] or not route.gateway:
+    if loaded(route):
         return
-    asked, rates = _told.get(route, (-_ASK_AGAIN, None))
-    if rates is None and time.monotonic() - asked >= _ASK_AGAIN:
-        task = _asking.get(route)
-        if task is None or task.get_loop() is not asyncio.get_running_loop():
-            task = _asking[route] = asyncio.create_task(_remember(route, client))
-        await asyncio.shield(task)
+    task = _asking.get(route)
+    if task is None or task.get_loop() is not asyncio.get_running_loop():
+        task = _asking[route] = asyncio.create_task(_remember(route, connect))
+    await asyncio.shield(task)
 
 
-async def _remember(route: Route, client: httpx.AsyncClient | None) -> None:
+async def _remember(route: Route, connect: Connect | None) -> None:
     rates = None
     try:
-        if client is not None:
-            rates = await _ask(route, client)
+        if connect is not None:
+            rates = await _ask(route, await connect(route))
         else:
             async with httpx.AsyncClient() as own:
                 rates = await _ask(route, own)

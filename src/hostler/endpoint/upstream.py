@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.cookiejar
+import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import cast
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -58,30 +61,56 @@ class Outcome:
     doubtful: bool
 
 
-def new_client() -> httpx.AsyncClient:
-    """A pooled client that keeps no cookies (it serves many sessions) and follows no redirect (it carries keys)."""
+def new_client(*, secure: bool) -> httpx.AsyncClient:
+    """A pooled client that keeps no cookies (it serves many sessions) and follows no redirect (it carries keys).
+    ``secure``: for https upstreams; certificates take a while to load, so that another client trusts nobody."""
+    verify = True if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     no_cookies = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=30.0)
-    return httpx.AsyncClient(cookies=no_cookies, limits=limits, follow_redirects=False)
+    return httpx.AsyncClient(verify=verify, cookies=no_cookies, limits=limits, follow_redirects=False)
 
 
 class Upstream:
     """Makes model calls. ``patience``: seconds within which further attempts begin; ``silence``: seconds without a
     byte after which a model counts as gone."""
 
-    def __init__(self, client: httpx.AsyncClient, *, patience: float, silence: float) -> None:
-        self.client = client
+    def __init__(self, *, patience: float, silence: float) -> None:
+        self._clients: dict[bool, asyncio.Task[httpx.AsyncClient]] = {}
         self._patience = patience
         self._silence = silence
         self._timeout = httpx.Timeout(silence, connect=CONNECT_TIMEOUT)
 
+    async def client(self, route: Route) -> httpx.AsyncClient:
+        """The client for this route, made when the first call needs it. Raises what keeps it from being made:
+        certificates that cannot be read, a proxy that makes no sense."""
+        secure = urlsplit(route.base).scheme == "https"
+        making = self._clients.get(secure)
+        if making is None or (making.done() and making.exception() is not None):
+            making = self._clients[secure] = asyncio.create_task(asyncio.to_thread(new_client, secure=secure))
+        return await asyncio.shield(making)
+
+    async def warm(self, route: Route) -> None:
+        """Make the client ahead of the first call, which is told if that fails."""
+        with contextlib.suppress(Exception):
+            await self.client(route)
+
+    async def aclose(self) -> None:
+        for made in await asyncio.gather(*self._clients.values(), return_exceptions=True):
+            if isinstance(made, httpx.AsyncClient):
+                await made.aclose()
+
     async def ask(self, route: Route, url: str, headers: Mapping[str, str], content: bytes) -> Outcome:
         """The answer, or the final failure. An `Answer` must be closed."""
         start, attempt, doubtful = time.monotonic(), 0, False
+        try:
+            client = await self.client(route)
+        except Exception as error:
+            message = f"No connection to {route.host} can be made from here: {_words(error, route)}"
+            return Outcome(None, Failure("model_refused", message), False)
         while True:
             attempt += 1
             try:
-                return Outcome(await self._attempt(route, url, headers, content), None, doubtful)
+                return Outcome(await self._attempt(client, route, url, headers, content), None, doubtful)
             except _Failed as failed:
                 doubtful |= failed.doubtful
                 failure = failed.failure
@@ -91,10 +120,12 @@ class Upstream:
                 return Outcome(None, after_attempts(failure, attempt, spent), doubtful)
             await asyncio.sleep(pause)
 
-    async def _attempt(self, route: Route, url: str, headers: Mapping[str, str], content: bytes) -> Answer:
-        request = self.client.build_request("POST", url, headers=headers, content=content, timeout=self._timeout)
+    async def _attempt(
+        self, client: httpx.AsyncClient, route: Route, url: str, headers: Mapping[str, str], content: bytes
+    ) -> Answer:
+        request = client.build_request("POST", url, headers=headers, content=content, timeout=self._timeout)
         try:
-            response = await self.client.send(request, stream=True)
+            response = await client.send(request, stream=True)
         except httpx.HTTPError as error:
             raise self._broken(route, error) from None
         try:

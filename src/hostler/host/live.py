@@ -25,7 +25,7 @@ from ..store.queries import Journalled, Lease
 from ..store.queries import Turn as StoredTurn
 from ..telemetry.keys import Keys
 from ..turn import Bounds, Journal, Outcome, Running, Stop, result_of, run_turn
-from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
+from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, SandboxError, StoreError
 from ..types.events import (
     Accepted,
     Answered,
@@ -101,7 +101,7 @@ class LiveSession:
         self._worker: asyncio.Task[None] | None = None
         self._nudge = asyncio.Event()
         self._looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
-        self._accepting = 0
+        self._accepting: set[asyncio.Task[Any]] = set()
         self._watch = Watch(sandbox.workdir, dirs.private)
         self.hold.tools = self._tool_server(tools) if tools else None
         self.roots = Roots(dirs.workspace(sandbox.workdir).mounts)
@@ -141,10 +141,24 @@ class LiveSession:
                 f"max_cost needs a price, and none is known for the model {place.route.model!r}. Leave max_cost out, or use "
                 "a model that the gateway or the price list knows."
             )
-        id = turn_id or self.host.new_id("turn")
+        # Whole or not at all: a caller who goes away in the middle leaves no turn that nobody serves.
+        put = self._put(place, prompt, rules, call, turn_id or self.host.new_id("turn"), reject_busy, extra_body)
+        putting = self.host.spawn(put)
+        self._accepting.add(putting)
+        return await asyncio.shield(putting)
+
+    async def _put(
+        self,
+        place: Place,
+        prompt: str,
+        rules: dict[str, Any],
+        call: Call,
+        id: str,
+        reject_busy: bool,
+        extra_body: Any,
+    ) -> StoredTurn:
         joins = id in self._calls
         self._calls.setdefault(id, call)
-        self._accepting += 1
         try:
             turn, lease, records = await self.host.store.write(
                 lambda conn: queries.accept(
@@ -166,7 +180,7 @@ class LiveSession:
             self._nudge.set()
             raise
         finally:
-            self._accepting -= 1
+            self._accepting -= {asyncio.current_task()}
         if not records and not joins:
             self._calls.pop(id, None)  # done already, or another process's to run
         self.host.journal.publish(self.id, records)
@@ -184,9 +198,9 @@ class LiveSession:
             self._looked.clear()
             self._worker = asyncio.create_task(self._serve(), name=f"hostler-session-{self.id}")
 
-    async def stop_turn(self, turn: str | None, reason: str) -> None:
-        """Ask for the end of one turn, or of all that are accepted, wherever they run."""
-        ids = await self.host.store.write(lambda conn: queries.request_stop(conn, self.id, turn, reason))
+    async def stop_turn(self, turn: str | None, reason: str, *, owner: str | None = None) -> None:
+        """Ask for the end of one turn, or of all that are accepted (by ``owner``), wherever they run."""
+        ids = await self.host.store.write(lambda conn: queries.request_stop(conn, self.id, turn, reason, owner))
         if self.running is not None and self.running.turn in ids:
             self.running.put(Stop(reason))  # type: ignore[arg-type]
 
@@ -252,7 +266,7 @@ class LiveSession:
                     "Session %s: turn %s cannot be journalled here and is left to another host", self.key, turn.id
                 )
                 await self.hold.let_go()
-                await self.host.give_up(lease)
+                await self.host.give_up(self.id)
                 for id in {turn.id, *self._calls}:
                     self.host.journal.fail(self.id, id, error)
                 self._calls.clear()
@@ -283,7 +297,10 @@ class LiveSession:
         if turn.stop is not None and not recovered:  # nobody wants it any more
             await self._finish(turn, lease, running, Outcome(Ended(turn.stop)), None)  # type: ignore[arg-type]
             return
-        await self.host.slots.take(self.hold)
+        if not await self._slot(running, recovered):
+            assert running.stop is not None
+            await self._finish(turn, lease, running, Outcome(Ended(running.stop)), None)
+            return
         try:
             place = self._place(rules, call)
             before = asyncio.create_task(asyncio.to_thread(self._watch.begin, turn.id))
@@ -317,7 +334,25 @@ class LiveSession:
             raise
         except HarnessError as error:
             outcome = Outcome(Ended("error", error=ErrorInfo(error_code(error), str(error))))
+        except OSError as error:  # what an agent left in its folders: this turn's fault, not the store's
+            failed = SandboxError(f"The folders of session {self.key!r} cannot be used: {error}.")
+            outcome = Outcome(Ended("error", error=ErrorInfo(error_code(failed), str(failed))))
         await self._finish(turn, lease, running, outcome, place)
+
+    async def _slot(self, running: Running, recovered: bool) -> bool:
+        """Wait for a slot; False when the turn was stopped before it had one. A recovered one has a program to end."""
+        taking = asyncio.create_task(self.host.slots.take(self.hold))
+        stopping = asyncio.create_task(running.stopping.wait())
+        try:
+            await asyncio.wait([taking] if recovered else [taking, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if taking.done():
+                await taking
+                return True
+            return False
+        finally:
+            stopping.cancel()
+            taking.cancel()
+            await asyncio.gather(taking, stopping, return_exceptions=True)
 
     async def _finish(
         self, turn: StoredTurn, lease: Lease, running: Running, outcome: Outcome, place: Place | None
@@ -539,6 +574,7 @@ class LiveSession:
 
     async def detach(self) -> None:
         """Leave the program, and a turn if one runs, to its keeper."""
+        await self._accepted()
         worker = self._worker
         if worker is not None and not worker.done() and self.running is None and not self._calls:
             await asyncio.wait([worker])  # it only tidies up behind the last turn
@@ -550,10 +586,36 @@ class LiveSession:
         with contextlib.suppress(HarnessError):  # this session is parked, whatever the others do
             await upkeep.limit_parked(self.host)
 
+    async def part(self) -> None:
+        """This process ends: close, unless it runs a turn that is another's; that is left to who comes next."""
+        worker = self._worker
+        if worker is None or worker.done() or self.running is None or self.running.turn in self._calls:
+            await self.close()
+            return
+        await self._cancel_own()
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+        await self.host.store.write(lambda conn: queries.disown(conn, self.id, self.host.id), durable=True)
+        await self.hold.let_go()
+
+    async def _cancel_own(self) -> None:
+        """Other processes may have turns in the inbox, too."""
+        await self.stop_turn(None, "cancelled", owner=self.host.id)
+        for turn in tuple(self._calls):  # also those that were joined
+            await self.stop_turn(turn, "cancelled")
+
+    async def _accepted(self) -> None:
+        """What is on its way in is in: it would begin behind the end."""
+        while self._accepting:
+            await asyncio.wait(tuple(self._accepting))
+
     async def _quiesce(self) -> None:
+        await self._accepted()
         worker = self._worker
         if worker is not None and not worker.done():
-            await self.stop_turn(None, "cancelled")
+            await self._cancel_own()
+            if self.running is not None:
+                await self.stop_turn(self.running.turn, "cancelled")
             done, _ = await asyncio.wait([worker], timeout=10)
             if not done:
                 worker.cancel()

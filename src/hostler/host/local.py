@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import tempfile
 import time
 import uuid
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Row
@@ -16,7 +18,6 @@ from sqlalchemy import Row
 from .. import portal
 from ..endpoint import Endpoint
 from ..store import Store, queries
-from ..store.queries import Lease
 from ..turn import Stop
 from ..types.errors import HarnessError
 from ..workspace import prepare
@@ -40,6 +41,7 @@ class Host:
         self.settings = Settings.read()
         self.id = lock.id
         self.machine = machine_id()
+        self.pid = os.getpid()
         self.sessions: dict[int, LiveSession] = {}
         self.journal = Journal(store, self._writes_here, fetcher(data_dir))
         self.endpoint = Endpoint()
@@ -48,6 +50,7 @@ class Host:
         self._endpoint_dir: str | None = None
         self._starting = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._given_up: set[int] = set()  # sessions whose lease is still to be given back
 
     @classmethod
     async def open(cls, data_dir: str) -> Host:
@@ -76,7 +79,7 @@ class Host:
     async def close(self) -> None:
         """Close the sessions that are still open here, and let go of the data dir."""
         open_here = list(self.sessions.values())
-        await asyncio.gather(*(live.close() for live in open_here), return_exceptions=True)
+        await asyncio.gather(*(live.part() for live in open_here), return_exceptions=True)
         self.sessions.clear()
         for task in tuple(self._tasks):
             task.cancel()
@@ -126,22 +129,32 @@ class Host:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def give_up(self, lease: Lease) -> None:
-        """Leave a turn that cannot be journalled here to whoever can."""
-        try:
-            await self.store.write(lambda conn: queries.disown(conn, lease.session, self.id))
-        except HarnessError:
-            pass
+    async def give_up(self, session: int) -> None:
+        """Leave a turn that cannot be journalled here to whoever can; when not even that can be written, later."""
+        self._given_up.add(session)
+        with contextlib.suppress(HarnessError):
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        for session in tuple(self._given_up):
+            await self.store.write(partial(queries.disown, session=session, host=self.id))
+            self._given_up.discard(session)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a copy in a child of the process that opened it."""
+        return os.getpid() != self.pid
 
     def _writes_here(self, session: int) -> bool:
         live = self.sessions.get(session)
-        return live is not None and live.running is not None
+        return live is not None and live.running is not None and not self.forked
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_EVERY)
             try:
                 await self.store.write(lambda conn: queries.beat(conn, self.id, time.time(), uptime()))
+                await self._give_back()
             except HarnessError:
                 pass  # a disk that is full now may have room later
 

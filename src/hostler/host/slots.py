@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Protocol
 
 
@@ -21,14 +22,14 @@ class Slots:
         self._limit = limit
         self._busy: set[Occupant] = set()
         self._idle: dict[Occupant, None] = {}  # longest idle first
-        self._evicting: dict[Occupant, asyncio.Event] = {}
+        self._evicting: dict[Occupant, asyncio.Future[None]] = {}
         self._door = asyncio.Lock()  # a fair one: first come, first served
         self._changed = asyncio.Event()
 
     async def take(self, occupant: Occupant) -> None:
         """Wait for a slot for a turn of this session; its own idle program has one already, unless others wait."""
         while (evicting := self._evicting.get(occupant)) is not None:
-            await evicting.wait()
+            await asyncio.wait([evicting])
         if occupant in self._idle and not self._door.locked():
             del self._idle[occupant]
         else:
@@ -58,10 +59,11 @@ class Slots:
                 return False
             victim = next(iter(self._idle))
             del self._idle[victim]
-            self._evicting[victim] = done = asyncio.Event()
-            try:
-                await victim.evict()
-            finally:
-                del self._evicting[victim]
-                done.set()
+            self._evicting[victim] = evicting = asyncio.ensure_future(victim.evict())
+            evicting.add_done_callback(partial(self._evicted, victim))
+            await asyncio.shield(evicting)  # begun is done: whoever needed the slot may not want it any more
         return True
+
+    def _evicted(self, victim: Occupant, _: asyncio.Future[None]) -> None:
+        del self._evicting[victim]
+        self._changed.set()

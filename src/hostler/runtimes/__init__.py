@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 
 from ..types.errors import CapabilityUnsupported
 from ..types.runtime import AcpAgent, Harness, Runtime
@@ -12,10 +11,6 @@ _MODULES = {
     "claude_code": "hostler.runtimes.claude_code",
     "codex": "hostler.runtimes.codex",
     "opencode": "hostler.runtimes.opencode",
-    "pi": "hostler.runtimes.pi",
-    "gemini_cli": "hostler.runtimes.gemini_cli",
-    "deep_agents": "hostler.runtimes.deep_agents",
-    "tool_loop": "hostler.runtimes.tool_loop",
     "fake": "hostler.testing.fake_runtime",
 }
 """Name to module; the module holds the Runtime as ``RUNTIME``."""
@@ -41,4 +36,4 @@ def runtime_for(harness: Harness | AcpAgent | Runtime | str) -> Runtime:
 
 def available() -> tuple[str, ...]:
     """The names of the programs that this hostler can run; they need not be installed."""
-    return tuple(name for name, module in _MODULES.items() if importlib.util.find_spec(module))
+    return tuple(_MODULES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..types.errors import HarnessInstallFailed
@@ -30,11 +30,6 @@ def bundled(package: str, *inside: str) -> str | None:
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)
     return None
-
-
-def on_path(which: Callable[[str], str | None], name: str) -> str | None:
-    """The program as the sandbox finds it. ``which`` looks inside the sandbox."""
-    return which(name)
 
 
 def missing(title: str, how: str) -> HarnessInstallFailed:

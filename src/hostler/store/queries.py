@@ -395,11 +395,15 @@ def all_open_turns(conn: Connection) -> dict[int, list[tuple[str, str]]]:
     return found
 
 
-def request_stop(conn: Connection, session: int, turn: str | None, reason: str) -> list[str]:
+def request_stop(
+    conn: Connection, session: int, turn: str | None, reason: str, owner: str | None = None
+) -> list[str]:
     """Note for whoever runs them that these turns should end; their ids."""
     query = select(turns.c.id).where(turns.c.session == session, turns.c.status.in_(OPEN))
     if turn is not None:
         query = query.where(turns.c.id == turn)
+    if owner is not None:
+        query = query.where(turns.c.owner == owner)
     ids = list(conn.execute(query).scalars())
     if ids:
         conn.execute(update(turns).where(turns.c.id.in_(ids), turns.c.stop.is_(None)).values(stop=reason))

@@ -73,6 +73,7 @@ sessions = Table(
     Column("ephemeral", Boolean, nullable=False, default=False),  # nobody has its key
     Column("notices", JSON, nullable=False, default=list),  # files that the agent is still to be told of
     Column("marked", JSON, nullable=False, default=dict),  # staged files that are artifacts, with their media types
+    sqlite_autoincrement=True,  # the id of a deleted session is never another's: a process may still hold the old one
 )
 
 # The inbox. `owner` is the host process whose callbacks belong to the turn; `position` the order of service.

@@ -49,6 +49,7 @@ class Store:
         for thread in self._threads:
             thread.start()
         self._closed = False
+        self._pid = os.getpid()
 
     @classmethod
     def open(cls, path: str) -> Store:
@@ -77,6 +78,8 @@ class Store:
     ) -> asyncio.Future[T]:
         if self._closed:
             raise StoreError(f"The store {self._where} is closed.")
+        if self._pid != os.getpid():  # its threads stayed with the parent
+            raise StoreError(f"The store {self._where} was opened before this process was forked; open it anew here.")
         done: Future[T] = Future()
         jobs.put(_Write(job, durable, done))
         return asyncio.wrap_future(done)

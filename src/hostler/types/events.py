@@ -69,8 +69,8 @@ class FileChange:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """The program asks before it uses a tool. Answer with ``await a.allow()`` / ``await a.deny(reason)``, or from any
-    process with ``session.answer(a.id, allow=...)``."""
+    """The program asks before it uses a tool. Answer with ``a.allow()`` / ``a.deny(reason)``, awaited in async code, or
+    from any process with ``session.answer(a.id, allow=...)``."""
 
     id: str
     tool: str

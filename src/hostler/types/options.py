@@ -28,6 +28,7 @@ class OptionsDict(TypedDict, total=False):
     instructions: str | None
     tools: Sequence[Callable[..., Any]]
     mcp_servers: Mapping[str, Any]
+    """Name to ``{"command": ..., "args": [...], "env": {...}}`` or ``{"url": ..., "headers": {...}}``."""
     skills: Sequence[Any]
     disable_tools: Sequence[str]
     permissions: Permissions
@@ -122,7 +123,11 @@ class Options:
             values["redact"] = tuple(values["redact"])
         for name in ("mcp_servers", "metadata", "options"):
             if name in values:
+                if not isinstance(values[name] or {}, Mapping):
+                    raise TypeError(f"{name} takes a dict, not {values[name]!r}.")
                 values[name] = dict(values[name] or {})
+        for name, server in values.get("mcp_servers", {}).items():
+            _check_server(name, server)
         out = cls(**values)
         if not isinstance(out.trace, bool):
             raise TypeError(f"trace must be True or False, not {out.trace!r}.")
@@ -149,3 +154,18 @@ class Options:
     def callables(self) -> list[str]:
         """The names of the callables that a resume must bring again."""
         return sorted([f"tool {t.__name__}" for t in self.tools] + (["on_approval"] if self.on_approval else []))
+
+
+def _check_server(name: object, server: object) -> None:
+    sound = (
+        isinstance(name, str)
+        and isinstance(server, Mapping)
+        and isinstance(server.get("url") or server.get("command"), str)
+        and isinstance(server.get("args") or (), (list, tuple))
+        and all(isinstance(server.get(part) or {}, Mapping) for part in ("env", "headers"))
+    )
+    if not sound:
+        raise TypeError(
+            'mcp_servers takes {name: {"command": "...", "args": [...], "env": {...}}} or {name: {"url": "...", '
+            f'"headers": {{...}}}}; {name!r} is not such a server.'
+        )
