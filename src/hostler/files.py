@@ -53,7 +53,7 @@ class FilesCore:
                 raise TypeError(f"{name} must be a string or None, not {type(value).__name__}.")
         try:
             json.dumps(metadata)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"metadata must be a JSON value: {error}.") from None
         live = self._live
         virtual = live.roots.virtual(path)

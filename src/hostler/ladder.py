@@ -33,7 +33,7 @@ from .types.runtime import Launch, LaunchContext, Runtime
 from .types.sandbox import Sandbox
 from .workspace import SessionDirs, native
 from .workspace.artifacts import FOLDER
-from .workspace.confined import Root
+from .workspace.confined import Root, make_folder
 from .workspace.roots import VIRTUAL
 
 MARK = "HOSTLER_RUN"
@@ -172,9 +172,7 @@ async def launch(stored: Stored, place: Place) -> Launched:
             f"{rules['permissions']!r} cannot be held in this workspace. Remove the folder, or choose another program."
         )
     for folder in (dirs.home, dirs.tmp, dirs.artifacts):
-        if os.path.islink(folder) or os.path.isfile(folder):
-            os.unlink(folder)  # the agent's doing
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_folder(folder)
     native_id = await asyncio.to_thread(_restore, stored, place)
     await asyncio.to_thread(shutil.rmtree, dirs.keepers, True)  # logs of programs that are over
     token = secrets.token_urlsafe(24)

@@ -46,6 +46,10 @@ async def resume_session(state: State, given: Mapping[str, Any]) -> SessionCore:
     """The session that ``state`` names. Raises StateIncompatible, SessionLost, OptionsMismatch; starts nothing."""
     if not isinstance(state, State):
         raise TypeError(f"agent_resume takes a State (State.loads(bytes) reads one), not {type(state).__name__}.")
+    try:
+        state = State.loads(state.dumps())  # one that was put together by hand is no better than one that was read
+    except (TypeError, UnicodeEncodeError) as error:
+        raise StateIncompatible(f"This is not a hostler state: {error}.") from None
     options = Options.of(given)
     host = await implicit_host(options.state_dir)
     row = await host.store.read(lambda conn: queries.find_session(conn, state.session))

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from .faces import Session, Sessions
 
 _KEY = 512
-_doors: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()  # of the sessions that calls stand before
+_doors: WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
+    WeakValueDictionary()
+)  # of the sessions that calls stand before
 os.register_at_fork(after_in_child=_doors.clear)
 
 
@@ -197,8 +199,10 @@ async def begin(
     """Accept one turn of the session with this key, or of a new one that nobody comes back to."""
     try:
         json.dumps(extra_body)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"extra_body must be a JSON value: {error}.") from None
+    if run_id is not None and not isinstance(run_id, str):
+        raise TypeError(f"A run_id is a string, not {type(run_id).__name__}.")
     ephemeral = hashlib.sha256(run_id.encode()).hexdigest()[:32] if run_id is not None else uuid.uuid4().hex
     key = session if session is not None else f"ephemeral-{ephemeral}"
     turn = None if run_id is None else "run_" + hashlib.sha256(f"{key}\0{run_id}".encode()).hexdigest()[:32]

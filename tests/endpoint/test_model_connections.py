@@ -194,7 +194,6 @@ def test_prices_are_loaded_beside_the_first_answer(run: Run, monkeypatch: pytest
     asked: list[int] = []
     lists = price._price_lists
     monkeypatch.setattr(price, "_in_lists", {})
-    price._places.cache_clear()
 
     async def test(door: Door) -> None:
         def slow() -> Any:

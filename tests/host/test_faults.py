@@ -118,8 +118,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("no file system can be mounted here")
     try:
         yield path
+        assert wait_until(lambda: not processes_of(path), 15), [p.cmdline() for p in processes_of(path)]
     finally:
-        assert wait_until(lambda: not processes_of(path), 8), [p.cmdline() for p in processes_of(path)]
         subprocess.run(["umount", "--lazy", str(path)], check=True, timeout=10)
 
 

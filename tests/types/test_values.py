@@ -106,6 +106,12 @@ def test_harnesses() -> None:
         ({"timeout": True}, ValueError, "timeout"),
         ({"max_cost": -1}, ValueError, "max_cost"),
         ({"deny": "Bash"}, TypeError, "list"),
+        ({"options": "program"}, TypeError, "dict"),
+        ({"mcp_servers": {"x": {}}}, TypeError, "'x' is not"),
+        ({"mcp_servers": {"x": "npx it"}}, TypeError, "'x' is not"),
+        ({"mcp_servers": {"x": {"command": ["npx", "it"]}}}, TypeError, "'x' is not"),
+        ({"mcp_servers": {"x": {"command": "npx", "args": "it"}}}, TypeError, "'x' is not"),
+        ({"mcp_servers": {"x": {"url": "http://x", "headers": ["a"]}}}, TypeError, "'x' is not"),
     ],
 )
 def test_bad_options_name_themselves(options: dict[str, object], error: type[Exception], word: str) -> None:

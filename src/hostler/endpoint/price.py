@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import httpx
@@ -21,7 +20,6 @@ _PROVIDERS = {"anthropic": "anthropic", "responses": "openai", "chat": "openai"}
 _INFO_PATHS = ("/model/info", "/v1/model/info")
 _INFO_TIMEOUT = 5.0
 _log = logging.getLogger(__name__)
-_Place: TypeAlias = tuple[str, dict[str, str]]
 Connect: TypeAlias = Callable[[Route], Awaitable[httpx.AsyncClient]]
 
 
@@ -42,15 +40,6 @@ class Rates:
 
 def listed(route: Route, tokens: Tokens) -> float | None:
     """The cost by the bundled price lists, or None for a model that they do not know."""
-    for place in _places(route):
-        try:
-            return _priced(tokens, place)
-        except (LookupError, ValueError):  # ValueError: a list without a price for what was used
-            continue
-    return None
-
-
-def _priced(tokens: Tokens, place: _Place) -> float:
     genai_prices = _price_lists()
     calc: Any = genai_prices.calc_price  # its overloads forbid a choice at run time
     usage = genai_prices.Usage(
@@ -60,8 +49,12 @@ def _priced(tokens: Tokens, place: _Place) -> float:
         cache_write_tokens=tokens.cache_write,
         **({"cache_write_1h_tokens": tokens.cache_write_1h} if tokens.cache_write_1h else {}),
     )
-    name, provider = place
-    return float(calc(usage, name, **provider).total_price)
+    for name, place in _lookups(route):
+        try:
+            return float(calc(usage, name, **place).total_price)
+        except (LookupError, ValueError):  # ValueError: a list without a price for what was used
+            continue
+    return None
 
 
 def _price_lists() -> Any:
@@ -75,23 +68,8 @@ def _price_lists() -> Any:
     return genai_prices
 
 
-@lru_cache(maxsize=1024)
-def _places(route: Route) -> tuple[_Place, ...]:
-    """Those of `_lookups` that the lists know."""
-    known = []
-    for place in _lookups(route):
-        try:
-            _priced(Tokens(0, 0), place)
-        except LookupError:
-            continue
-        except ValueError:
-            pass  # for want of one of its prices; another usage may have all of them
-        known.append(place)
-    return tuple(known)
-
-
-def _lookups(route: Route) -> list[_Place]:
-    """Names and providers to look a route's model up under, best first."""
+def _lookups(route: Route) -> list[tuple[str, dict[str, str]]]:
+    """Names and places to look a route's model up under, best first."""
     last = route.model.rpartition("/")[2]
     if route.gateway:
         return [(route.model, {}), (last, {})]

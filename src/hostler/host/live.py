@@ -97,6 +97,7 @@ class LiveSession:
         self.running: Running | None = None
         self.hold = Hold(host, row, runtime, dirs, lambda: self.running)
         self._calls: dict[str, Call] = {}
+        self._joined: dict[str, Call] = {}  # of accepted turns that somebody else accepted
         self._granted: tuple[StoredTurn, Lease] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._nudge = asyncio.Event()
@@ -182,7 +183,9 @@ class LiveSession:
         finally:
             self._accepting -= {asyncio.current_task()}
         if not records and not joins:
-            self._calls.pop(id, None)  # done already, or another process's to run
+            self._calls.pop(id, None)
+            if turn.status in queries.OPEN:  # it may be another process's to run, as long as that lives
+                self._joined[id] = call
         self.host.journal.publish(self.id, records)
         if (on_event := call.on_event or self.options.on_event) is not None:
             self.listen(on_event, turn, call.loop)
@@ -249,7 +252,9 @@ class LiveSession:
                 )
                 if found is None or found[1] is None:
                     self._looked.set()
-                if found is None or (found[1] is None and not self._calls):
+                if found is None:
+                    self._joined.clear()
+                if found is None or (found[1] is None and not self._calls and not self._joined):
                     return  # nothing to do, or nothing of ours waits behind the others'
                 if found[1] is None:
                     with contextlib.suppress(TimeoutError):
@@ -267,23 +272,25 @@ class LiveSession:
                 )
                 await self.hold.let_go()
                 await self.host.give_up(self.id)
-                for id in {turn.id, *self._calls}:
+                for id in {turn.id, *self._calls, *self._joined}:
                     self.host.journal.fail(self.id, id, error)
                 self._calls.clear()
+                self._joined.clear()
                 return
             finally:
                 self._calls.pop(turn.id, None)
+                self._joined.pop(turn.id, None)
                 self.running = None
                 if self.hold.program is not None:
                     self.host.slots.rest(self.hold)
                 else:
                     self.host.slots.leave(self.hold)
                 self.host.journal.wake(self.id)
-            if turn.owner == self.host.id and not self._calls and self._granted is None:
+            if turn.owner == self.host.id and not self._calls and not self._joined and self._granted is None:
                 return  # nobody here waits for more
 
     async def _run(self, turn: StoredTurn, lease: Lease) -> None:
-        call = self._calls.get(turn.id, Call())
+        call = self._calls.get(turn.id) or self._joined.get(turn.id) or Call()
         rules = {**self.rules, **turn.input["rules"]}
         recovered = turn.status == "running"
         running = self.running = Running(turn.id)
@@ -600,9 +607,8 @@ class LiveSession:
 
     async def _cancel_own(self) -> None:
         """Other processes may have turns in the inbox, too."""
+        self._joined.clear()
         await self.stop_turn(None, "cancelled", owner=self.host.id)
-        for turn in tuple(self._calls):  # also those that were joined
-            await self.stop_turn(turn, "cancelled")
 
     async def _accepted(self) -> None:
         """What is on its way in is in: it would begin behind the end."""
@@ -622,8 +628,10 @@ class LiveSession:
                 await asyncio.gather(worker, return_exceptions=True)
 
     async def _end(self, status: str) -> None:
-        lease = await self.host.store.write(lambda conn: queries.claim(conn, self.id, self.host.id, self.host.is_dead))
-        if lease is None:  # another host runs a turn in it: it is not ours to end
+        lease = await self.host.store.write(
+            lambda conn: queries.claim_idle(conn, self.id, self.host.id, self.host.is_dead)
+        )
+        if lease is None:  # a turn of another host's runs or waits in it, or is left to whoever comes: it is not ours to end
             await self.hold.let_go()
             return
         try:

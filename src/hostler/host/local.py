@@ -139,6 +139,8 @@ class Host:
         for session in tuple(self._given_up):
             await self.store.write(partial(queries.disown, session=session, host=self.id))
             self._given_up.discard(session)
+            if session in self.sessions:
+                self.sessions[session].serve()
 
     @property
     def forked(self) -> bool:

@@ -219,6 +219,11 @@ def _claimable(conn: Connection, row: Row[Any], host: str, is_dead: IsDead) -> L
     return Lease(row.id, row.key, host, epoch)
 
 
+def claim_idle(conn: Connection, session: int, host: str, is_dead: IsDead) -> Lease | None:
+    """Take the lease of a session that has no turn, accepted or running; else None."""
+    return None if open_turns(conn, session) else claim(conn, session, host, is_dead)
+
+
 def claim_parked(conn: Connection, session: int, host: str, is_dead: IsDead, program: dict[str, Any]) -> Lease | None:
     """Take the lease of a session that still has this program and no turn, accepted or running; else None."""
     row = get_session(conn, session)

@@ -74,4 +74,8 @@ class State:
             )
         if len(data["session"]) > 512 or "\0" in data["session"]:
             raise StateIncompatible("The session key in this state is longer than 512 characters or holds a NUL.")
+        try:
+            data["session"].encode()
+        except UnicodeEncodeError:
+            raise StateIncompatible("The session key in this state is not Unicode text.") from None
         return cls(data["harness"], native, data["session"], data["workdir"], data.get("model"), version)

@@ -57,6 +57,13 @@ def split(path: str, virtual: str = "/session") -> tuple[str, ...]:
     return parts
 
 
+def make_folder(path: str) -> None:
+    """Make a folder of the session, for this user alone. What an agent put in its place, a link or a file, is removed."""
+    if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
+        os.unlink(path)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+
+
 def kind_of(mode: int) -> str:
     """The FileEntry kind of a stat mode."""
     if stat.S_ISREG(mode):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..types.errors import SandboxError
+from .confined import make_folder
 
 _FOLDERS = ("session", "artifacts", "persistent", "skills", "native", "home", "tmp", "launch", "private")
 
@@ -63,7 +64,7 @@ class SessionDirs:
     def make(self) -> None:
         """Make what is missing; only this user may enter."""
         for folder in (self.root, *(getattr(self, name) for name in _FOLDERS)):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            make_folder(folder)
 
     def workspace(self, workdir: str | None = None) -> Workspace:
         """What the agent sees, with ``workdir`` (a caller's own directory) or the owned workspace."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from ..types.errors import PathError
-from .confined import Root, split
+from .confined import Root, make_folder, split
 
 VIRTUAL = "/session"  # the working directory of a program that sees the folders under these names
 NAMES = (VIRTUAL, "/artifacts", "/persistent", "/skills")
@@ -44,7 +44,7 @@ class Roots:
                 raise PathError(f"{error} The folders of a session are {', '.join(NAMES)}.") from None
             raise
         if self._make and name != NAMES[0]:
-            os.makedirs(self._mounts[name], mode=0o700, exist_ok=True)
+            make_folder(self._mounts[name])
         return Root(self._mounts[name], name), path
 
     def virtual(self, path: str) -> str:
