@@ -390,12 +390,11 @@ def test_many_calls_at_once(translating: Translating) -> None:
 
 
 def test_a_translator_that_dies_is_started_again(translating: Translating) -> None:
-    before = _translators()  # of hosts that earlier tests of this process have opened
-
     async def test(door: Door) -> None:
         door.open("chat", program="anthropic", model="gpt-4o")
         assert (await ask(door, "anthropic", "chat", "gpt-4o", "hi")).status_code == 200
-        [translator] = _translators() - before
+        assert door.endpoint._translator is not None
+        translator = psutil.Process(door.endpoint._translator.pid)
         assert not {n for n in translator.environ() if n.endswith(("_KEY", "_TOKEN"))}
         asking = asyncio.create_task(ask(door, "anthropic", "chat", "gpt-4o", script(text="x", hang=1.5)))
         await asyncio.to_thread(door.server.wait, 2)
@@ -410,7 +409,7 @@ def test_a_translator_that_dies_is_started_again(translating: Translating) -> No
             assert [(c.status, c.cost) for c in door.calls] == [("cut", 0.0)]
             answer = await ask(door, "anthropic", "chat", "gpt-4o", "hi again")
         assert answer.status_code == 200, answer.text
-        assert _translators() - before - {translator}
+        assert door.endpoint._translator.pid not in (None, translator.pid)
 
     translating(test)
 
