@@ -6,6 +6,7 @@ import argparse
 import sys
 
 import deltas
+import host
 import imports
 import resume
 import turns
@@ -19,7 +20,7 @@ def main() -> None:
     if peer_python() is None:
         print("litellm is not measured: no .venv-peer (make bench makes it), and HOSTLER_BENCH_PEER names none.")
     rows: list[Row] = []
-    for room in (imports, deltas, turns, resume):
+    for room in (imports, deltas, turns, resume, host):
         for row in room.rows(quick):
             print(f"measured: {row.name}", file=sys.stderr, flush=True)
             rows.append(row)

@@ -208,7 +208,7 @@ async def launch(stored: Stored, place: Place) -> Launched:
             options=rules["options"],
             artifacts=place.artifacts,
         )
-        plan = runtime.launch(context)
+        plan = _plan(runtime, context)
         await asyncio.to_thread(_write_files, dirs, plan)
         env = {**sandbox.environment(home=dirs.home, tmp=dirs.tmp), **plan.env, ARTIFACTS: place.artifacts}
         spec = KeeperSpec(
@@ -246,6 +246,17 @@ async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) ->
     )
     await program.send(launched.progress.owed)
     return program
+
+
+def _plan(runtime: Runtime, context: LaunchContext) -> Launch:
+    try:
+        return runtime.launch(context)
+    except HarnessError:
+        raise
+    except Exception as error:  # options that nobody foresaw end this turn, not every one after it
+        raise HarnessInstallFailed(
+            f"{runtime.name} cannot be started with these options: {type(error).__name__}: {error}."
+        ) from error
 
 
 def _native_id(stored: Stored, place: Place) -> str | None:

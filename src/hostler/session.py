@@ -148,8 +148,13 @@ class SessionCore:
         await live.stop_turn(None, "cancelled")
         for turn in waiting:
             follower = live.host.journal.follow(live.id, turn.first - 1, turn.id)
-            while await follower.batch():
-                pass
+            while True:
+                try:
+                    async with asyncio.timeout(1):
+                        if not await follower.batch():
+                            break
+                except TimeoutError:
+                    live.serve()  # whoever runs it may be dead or frozen: then it is ours to end
 
     async def state(self) -> State:
         """The resume token, as of the last finished turn."""

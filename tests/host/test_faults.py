@@ -85,7 +85,9 @@ def test_what_a_subscriber_saw_is_in_the_store(chunk: int, options: dict[str, An
     seen = 0
     for number in range(KILLS):
         rng, key = random.Random(f"{chunk}-{number}"), f"chat-{number}"
-        prompt = json.dumps([{"deltas": 150, "gap": 0.001}, {"shell": "echo 1 >> log"}, {"deltas": 150}, {"text": "end"}])
+        prompt = json.dumps(
+            [{"deltas": 150, "gap": 0.001}, {"shell": "echo 1 >> log"}, {"deltas": 150}, {"text": "end"}]
+        )
         app = Watcher(data_dir, options, key, prompt)
         app.until("accepted")
         time.sleep(rng.uniform(0, 0.7))
@@ -195,7 +197,14 @@ def test_a_program_that_says_more_than_the_disk_takes_waits_for_room(small_disk:
     data_dir, filler = small_disk / "state", small_disk / "filler"
     harness = hostler.create_harness(host=hostler.local_host(data_dir), runtime=FAKE, **options)
     try:
-        prompt = json.dumps([{"text": "begin"}, {"sleep": 0.3}, {"raw": '{"ev": "text", "item": "x", "delta": "%s"}' % ("y" * 200_000)}, {"text": "end"}])
+        prompt = json.dumps(
+            [
+                {"text": "begin"},
+                {"sleep": 0.3},
+                {"raw": '{"ev": "text", "item": "x", "delta": "%s"}' % ("y" * 200_000)},
+                {"text": "end"},
+            ]
+        )
         stream = hostler.stream_harness(harness=harness, prompt=prompt, session="chat")
         assert isinstance(next(stream), Text)
         fill(filler)
@@ -289,7 +298,9 @@ def test_who_is_dead_is_not_asked_of_the_clock_on_the_wall(wall: float, tmp_path
         lock, here = host._lock.path, machine_id()
 
         def row(**given: Any) -> Any:
-            return SimpleNamespace(**{"machine": here, "lock": lock, "uptime": uptime(), "heartbeat": time.time() + wall} | given)
+            return SimpleNamespace(
+                **{"machine": here, "lock": lock, "uptime": uptime(), "heartbeat": time.time() + wall} | given
+            )
 
         assert not is_dead(row(), here, 600)
         assert is_dead(row(uptime=uptime() - 16), here, 600)

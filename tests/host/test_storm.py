@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shlex
 import subprocess
@@ -49,7 +48,9 @@ class Caller:
         found = []
         for life in range(1, self.lives + 1):
             lines = (self.at / f"{self.job['caller']}.{life}").read_text().splitlines(keepends=True)
-            found += [json.loads(x.removeprefix("outcome ")) for x in lines if x.startswith("outcome ") and x[-1] == "\n"]
+            found += [
+                json.loads(x.removeprefix("outcome ")) for x in lines if x.startswith("outcome ") and x[-1] == "\n"
+            ]
         return found
 
     def errors(self) -> str:
@@ -110,7 +111,13 @@ def test_callers_that_are_killed(
             key, label = rng.choice(keys), f"c{caller}-{n:02d}"
             expected[key][label] += 1
             steps.append({"key": key, "label": label, "prompt": program.shell(command(tmp_path, key, label), label)})
-        job = {"harness": program.name, "data_dir": str(data_dir), "options": options, "caller": f"c{caller}", "turns": steps}
+        job = {
+            "harness": program.name,
+            "data_dir": str(data_dir),
+            "options": options,
+            "caller": f"c{caller}",
+            "turns": steps,
+        }
         apps.append(Caller(job, tmp_path))
     deadline = time.monotonic() + (60 if turns == 8 else 900)
     try:

@@ -18,7 +18,9 @@ import pytest
 
 import hostler
 from hostler.harness import Done, ModelCall, Notice, Retract, Text, ToolCall
+from hostler.testing.fake_runtime import FakeRuntime
 from hostler.testing.model_server import ModelServer
+from hostler.types.runtime import Launch, LaunchContext
 from tests.conftest import processes_of, wait_until
 from tests.sessions.programs import ALL, CLAUDE, FAKE_PROGRAM, Program, ids
 
@@ -270,6 +272,22 @@ def test_approvals(options: dict[str, Any]) -> None:
 
         asyncio.run(awaited(True))
         asyncio.run(awaited(False))
+
+
+class Unlaunchable(FakeRuntime):
+    """Its options break what makes its command line."""
+
+    def launch(self, ctx: LaunchContext) -> Launch:
+        if ctx.options.get("broken"):
+            raise KeyError("command")
+        return super().launch(ctx)
+
+
+def test_a_program_that_cannot_be_described_ends_its_turn(options: dict[str, Any]) -> None:
+    with hostler.agent_session(Unlaunchable(), **options) as session:
+        with pytest.raises(hostler.HarnessInstallFailed, match="KeyError: 'command'"):
+            session.run("hi", options={"broken": True})
+        assert session.run("hi").stop_reason == "done"
 
 
 def test_many_threads(options: dict[str, Any], state_dir: Path) -> None:

@@ -344,6 +344,11 @@ class LiveSession:
         except OSError as error:  # what an agent left in its folders: this turn's fault, not the store's
             failed = SandboxError(f"The folders of session {self.key!r} cannot be used: {error}.")
             outcome = Outcome(Ended("error", error=ErrorInfo(error_code(failed), str(failed))))
+        except Exception as error:  # not foreseen: the turn gets its Done all the same, and the program is not trusted
+            _log.exception("Session %s: turn %s failed inside hostler", self.key, turn.id)
+            await self.hold.end()
+            said = f"hostler failed in this turn: {type(error).__name__}: {error}"
+            outcome = Outcome(Ended("error", error=ErrorInfo("internal_error", said)))
         await self._finish(turn, lease, running, outcome, place)
 
     async def _slot(self, running: Running, recovered: bool) -> bool:
@@ -596,6 +601,9 @@ class LiveSession:
     async def part(self) -> None:
         """This process ends: close, unless it runs a turn that is another's; that is left to who comes next."""
         worker = self._worker
+        if worker is not None and not worker.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._looked.wait(), _TAKES_UP)
         if worker is None or worker.done() or self.running is None or self.running.turn in self._calls:
             await self.close()
             return
@@ -631,7 +639,7 @@ class LiveSession:
         lease = await self.host.store.write(
             lambda conn: queries.claim_idle(conn, self.id, self.host.id, self.host.is_dead)
         )
-        if lease is None:  # a turn of another host's runs or waits in it, or is left to whoever comes: it is not ours to end
+        if lease is None:  # another host's turn runs or waits in it, or one is left to whoever comes: not ours to end
             await self.hold.let_go()
             return
         try:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -400,9 +400,7 @@ def all_open_turns(conn: Connection) -> dict[int, list[tuple[str, str]]]:
     return found
 
 
-def request_stop(
-    conn: Connection, session: int, turn: str | None, reason: str, owner: str | None = None
-) -> list[str]:
+def request_stop(conn: Connection, session: int, turn: str | None, reason: str, owner: str | None = None) -> list[str]:
     """Note for whoever runs them that these turns should end; their ids."""
     query = select(turns.c.id).where(turns.c.session == session, turns.c.status.in_(OPEN))
     if turn is not None:
@@ -513,7 +511,7 @@ def finish(
         values["native"] = native
     if native_id is not None:
         values |= _named(conn, lease, native_id)
-    written = _advance(conn, lease, turn, [*events, (Done(result), None)], values, now)
+    written = _advance(conn, lease, turn, [*events, (Done(replace(result, events=())), None)], values, now)
     conn.execute(_FINISHED, {"t": turn, "result_": result_to_dict(result)})
     return written
 

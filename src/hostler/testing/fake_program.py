@@ -272,6 +272,10 @@ class Player:
                 del self.said[before:]
                 self.emit("retract", item=self.id())
                 self.inbox.wait(0.1 * attempt)
+            except Failed as failed:
+                if not failed.error["retryable"] or attempt == 2:
+                    raise
+                self.inbox.wait(0.1 * attempt)  # cut before the first byte of the answer
         raise Failed("model_unavailable", "The model's stream was cut three times.", True)
 
     def _call_model(self, prompt: str, stream: bool) -> Iterator[str]:

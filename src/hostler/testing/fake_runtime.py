@@ -105,10 +105,8 @@ class FakeRuntime:
         mcp_servers=True,
         disable_tools=True,
         allow_deny=True,
-        output=True,
         max_turns=True,
         effort=True,
-        images=True,
     )
     codec = FakeCodec()
     native_files = (NativeFile(".fake/{id}.jsonl", "jsonl"),)

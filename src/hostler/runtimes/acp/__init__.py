@@ -23,7 +23,7 @@ class AcpRuntime:
     project_instructions: tuple[str, ...] = ()
     project_code: tuple[str, ...] = ()
     native_files: tuple[NativeFile, ...] = ()
-    capabilities = Capabilities(approvals=True, tools=True, mcp_servers=True, images=True)
+    capabilities = Capabilities(approvals=True, tools=True, mcp_servers=True)
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command = tuple(command)

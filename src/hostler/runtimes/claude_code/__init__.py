@@ -26,10 +26,8 @@ class ClaudeCode:
         mcp_servers=True,
         disable_tools=True,
         allow_deny=True,
-        output=True,
         max_turns=True,
         effort=True,
-        images=True,
     )
     codec = ClaudeCodec()
     native_files = (

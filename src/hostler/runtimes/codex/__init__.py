@@ -29,10 +29,8 @@ class Codex:
         tools=True,
         mcp_servers=True,
         disable_tools=True,
-        output=True,
         max_turns=True,
         effort=True,
-        images=True,
     )
     codec: Codec = CodexCodec()
 

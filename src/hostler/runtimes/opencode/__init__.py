@@ -33,7 +33,6 @@ class OpenCode:
         allow_deny=True,
         max_turns=True,
         effort=True,
-        images=True,
     )
 
     def __init__(self) -> None:
