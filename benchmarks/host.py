@@ -72,9 +72,7 @@ def records(harness: Any, at: Path, n: int) -> Row:
 
     def follow() -> float:
         after = harness.sessions.get_or_create("records") and harness.sessions.follow("records")
-        hostler.stream_harness(
-            harness=harness, prompt=json.dumps([{"deltas": _RECORDS}]), session="records"
-        ).close()
+        hostler.stream_harness(harness=harness, prompt=json.dumps([{"deltas": _RECORDS}]), session="records").close()
         count, start = 0, 0.0
         for record in after:
             start = start or time.perf_counter()

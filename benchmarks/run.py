@@ -6,11 +6,12 @@ import argparse
 import sys
 
 import deltas
-import host
 import imports
 import resume
 import turns
 from common import Row, peer_python, print_table
+
+import host
 
 
 def main() -> None:

@@ -219,19 +219,16 @@ def test_nothing_of_another_session_by_the_api(harness: Any, data_dir: Path) -> 
         f"{b.workdir}/b.txt",
         "link/session/b.txt",
         "file",
-        "d/deep",
+        "d/deep/session/b.txt",
     ]
     paths += [f"/session/../{os.path.basename(other)}/session/b.txt", f"/artifacts/../../{other}/session/b.txt"]
     for path in paths:
-        for operation in (a.files.read, lambda p: list(a.files.open(p))):
+        for operation in (a.files.read, lambda p: list(a.files.open(p)), lambda p: a.files.write(p, b"x")):
             with pytest.raises(PathError):
                 operation(path)
-        if path != "file":  # a link itself may be replaced and moved
-            with pytest.raises(PathError):
-                a.files.write(path, b"x")
+        if path != "file":  # a link itself may be moved
             with pytest.raises(PathError):
                 a.files.move(path, "here")
-    a.files.write("file", b"mine")
     for name in (artifact.sha256, artifact.path, "/artifacts/b.md"):
         with pytest.raises((FileNotFoundError, PathError)):
             a.artifacts.read(name)
@@ -269,11 +266,10 @@ def test_a_reader_that_is_cut_anywhere_misses_nothing(harness: Any) -> None:
         if isinstance(record.event, Done):
             break
     whole = journal(harness, "chat", 1)
-    for x, y in zip(seen, whole):
-        assert x == y, (x, y)
+    assert seen == whole
     for cut in range(len(whole)):
         reader = harness.sessions.follow("chat", cut)
-        rest = [record for record, _ in zip(reader, range(len(whole) - cut), strict=False)]
+        rest = [record for _, record in zip(range(len(whole) - cut), reader, strict=False)]
         reader.close()
         assert rest == whole[cut:]
 

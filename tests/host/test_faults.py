@@ -39,7 +39,7 @@ def options(models: ModelServer) -> dict[str, Any]:
 def data_dir(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "state"
     yield path
-    assert wait_until(lambda: not processes_of(path), 15), [p.cmdline() for p in processes_of(path)]
+    assert wait_until(lambda: not processes_of(path), 20), [p.cmdline() for p in processes_of(path)]
 
 
 class Watcher:
@@ -120,7 +120,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("no file system can be mounted here")
     try:
         yield path
-        assert wait_until(lambda: not processes_of(path), 15), [p.cmdline() for p in processes_of(path)]
+        assert wait_until(lambda: not processes_of(path), 20), [p.cmdline() for p in processes_of(path)]
     finally:
         subprocess.run(["umount", "--lazy", str(path)], check=True, timeout=10)
 

@@ -63,7 +63,7 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "state"
     yield path
     # A program whose app died while it started it is given up after 10 s.
-    assert wait_until(lambda: not processes_of(path), 15), [p.cmdline() for p in processes_of(path)]
+    assert wait_until(lambda: not processes_of(path), 20), [p.cmdline() for p in processes_of(path)]
 
 
 def command(at: Path, key: str, label: str) -> str:

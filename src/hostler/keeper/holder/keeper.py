@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _RETRY_DISK = 0.5
-_FIRST_HOST = 10.0  # an ended program is kept this long for the host that started it
+_FIRST_HOST = 10.0  # a program, also one that has ended, is kept this long for the host that started it
 _SWEEP = 1.5
 _END_GRACE = 1.0
 _FLUSH = 0.5
@@ -244,7 +244,11 @@ class Keeper:
 
     def _disown(self) -> None:
         self._unclaimed = None
-        self._leave_if_done()
+        if self._exited is None:
+            log("the host that started the program never came for it: it is ended")
+            self._end(_END_GRACE)
+        else:
+            self._leave_if_done()
 
     def _expire(self) -> None:
         log(f"no host within {self._ttl()}: the program is ended")
