@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -123,7 +124,11 @@ def keepers_of(state_dir: Path) -> list[psutil.Process]:
     finally:
         database.close()
     pids = [json.loads(program)["address"]["pid"] for (program,) in rows if program != "null"]
-    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found
 
 
 def processes_of(state_dir: Path) -> list[psutil.Process]:

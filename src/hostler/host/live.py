@@ -247,9 +247,13 @@ class LiveSession:
             granted, self._granted = self._granted, None
             if granted is None:
                 self._nudge.clear()
-                found = await self.host.store.write(
-                    lambda conn: queries.next_turn(conn, self.id, self.host.id, self.host.is_dead)
-                )
+                try:
+                    found = await self.host.store.write(
+                        lambda conn: queries.next_turn(conn, self.id, self.host.id, self.host.is_dead)
+                    )
+                except HarnessError as error:  # the store fails: those who wait are told, and may try again
+                    self._fail_all(error)
+                    return
                 if found is None or found[1] is None:
                     self._looked.set()
                 if found is None:
@@ -272,10 +276,7 @@ class LiveSession:
                 )
                 await self.hold.let_go()
                 await self.host.give_up(self.id)
-                for id in {turn.id, *self._calls, *self._joined}:
-                    self.host.journal.fail(self.id, id, error)
-                self._calls.clear()
-                self._joined.clear()
+                self._fail_all(error, turn.id)
                 return
             finally:
                 self._calls.pop(turn.id, None)
@@ -288,6 +289,12 @@ class LiveSession:
                 self.host.journal.wake(self.id)
             if turn.owner == self.host.id and not self._calls and not self._joined and self._granted is None:
                 return  # nobody here waits for more
+
+    def _fail_all(self, error: Exception, *turns: str) -> None:
+        for id in {*turns, *self._calls, *self._joined}:
+            self.host.journal.fail(self.id, id, error)
+        self._calls.clear()
+        self._joined.clear()
 
     async def _run(self, turn: StoredTurn, lease: Lease) -> None:
         call = self._calls.get(turn.id) or self._joined.get(turn.id) or Call()
@@ -634,6 +641,8 @@ class LiveSession:
             if not done:
                 worker.cancel()
                 await asyncio.gather(worker, return_exceptions=True)
+                await self.hold.end()
+                await self.host.give_up(self.id)  # its Done is written by whoever comes next
 
     async def _end(self, status: str) -> None:
         lease = await self.host.store.write(
