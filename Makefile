@@ -26,8 +26,8 @@ lint: $(VENV)/.dev
 soak: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready
 	HOSTLER_SOAK=1 $(BIN)/pytest -n 2 --dist loadgroup
 
-bench: $(VENV)/.dev $(VENV)-peer/.ready
-	$(BIN)/python benchmarks/run.py
+bench: $(VENV)/.dev $(VENV)-peer/.ready .programs/.ready
+	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" $(BIN)/python benchmarks/run.py
 
 faces: $(VENV)/.dev
 	$(BIN)/python scripts/generate_faces.py

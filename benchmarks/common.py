@@ -23,13 +23,13 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from hostler import Harness, sandbox
+from hostler import Harness, HarnessInstallFailed, sandbox
 from hostler.runtimes import runtime_for
 from hostler.types.runtime import Frame, LaunchContext, Prompt, Runtime
 
 KEY = "scripted-key"
-MODELS = {"claude_code": "claude-sonnet-4-5", "codex": "gpt-5"}
-HARNESSES = {"claude_code": Harness.CLAUDE_CODE, "codex": Harness.CODEX}
+MODELS = {"claude_code": "claude-sonnet-4-5", "codex": "gpt-5", "opencode": "gpt-5"}
+HARNESSES = {"claude_code": Harness.CLAUDE_CODE, "codex": Harness.CODEX, "opencode": Harness.OPENCODE}
 _RESAMPLES = 2000
 _TIMEOUT = 120.0
 
@@ -237,6 +237,7 @@ def process(argv: Sequence[str], env: Mapping[str, str], cwd: str | None = None)
 _LAST = {
     "claude_code": b'"type":"result"',
     "codex": b'"method":"turn/completed"',
+    "opencode": b'"stopReason"',
 }  # what the line that ends a turn holds
 
 
@@ -287,6 +288,14 @@ class ByHand:
         self._state = folded.state
         for send in folded.sends:
             self._lines.write(send.data)
+
+
+def is_installed(name: str) -> bool:
+    try:
+        runtime_for(HARNESSES[name]).find({}, shutil.which)
+    except HarnessInstallFailed:
+        return False
+    return True
 
 
 def prompt(number: int) -> str:

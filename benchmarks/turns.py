@@ -20,6 +20,7 @@ from common import (
     difference_ms,
     folder,
     interleaved,
+    is_installed,
     model_server,
     ms,
     peer,
@@ -34,8 +35,9 @@ import hostler
 
 _PER_SESSION = 50  # pairs before both sides begin new conversations
 _FILES = 20_000
-_AT_LEAST = {"claude_code": 8.0, "codex": 4.0}
-_TITLES = {"claude_code": "Claude Code", "codex": "Codex"}
+_AT_LEAST = {"claude_code": 8.0, "codex": 4.0, "opencode": 12.0}
+_AT_MOST = {"claude_code": 5.0, "codex": 5.0, "opencode": 15.0}
+_TITLES = {"claude_code": "Claude Code", "codex": "Codex", "opencode": "OpenCode"}
 _names = itertools.count(1)
 
 
@@ -75,7 +77,7 @@ def beside_by_hand(name: str, n: int) -> Row:
                 interleaved(2, ours, hand.turn)
                 pairs += interleaved(min(_PER_SESSION, n - len(pairs)), ours, hand.turn)
     title = f"turn 2+ of {_TITLES[name]}, minus its protocol by hand"
-    return row(title, pairs, difference_ms, ms, "ms", beside="by hand", limit=5.0)
+    return row(title, pairs, difference_ms, ms, "ms", beside="by hand", limit=_AT_MOST[name])
 
 
 def beside_litellm(name: str, n: int) -> Row:
@@ -152,10 +154,11 @@ def quiet(turn: Callable[[], float]) -> None:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    for name in HARNESSES:
+    installed = [name for name in HARNESSES if is_installed(name)]
+    for name in installed:
         yield beside_by_hand(name, 20 if quick else 200)
     if peer_python() is not None:
-        for name in HARNESSES:
+        for name in installed:
             yield beside_litellm(name, 4 if quick else 30)
     yield from large_folder(6 if quick else 40, 2 if quick else 8)
 

@@ -211,7 +211,10 @@ async def begin(
     async with _doors.setdefault((profile.host.data_dir, key), asyncio.Lock()):
         core = await SessionsCore(profile).core(key, ephemeral=session is None)
         core.ephemeral = session is None
-        return await core.begin(prompt, loop=loop, extra_body=extra_body, turn_id=turn, **overrides)
+        try:
+            return await core.begin(prompt, loop=loop, extra_body=extra_body, turn_id=turn, **overrides)
+        finally:
+            core.lend()
 
 
 def prompt_of(messages: Sequence[Mapping[str, Any]] | None, prompt: str | None) -> str:

@@ -132,6 +132,10 @@ class SessionCore:
         follower = self._live.host.journal.follow(self._live.id, found.first - 1, found.id)
         return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral)
 
+    def lend(self) -> None:
+        """This handle is gone, and the session stays in hand for the next call, until its program makes room."""
+        self._live.handles -= 1
+
     async def follow(self, after: int | None = None) -> Follower:
         """Records of the session's journal above ``after`` (None: from now on), gapless, until closed.
 
@@ -243,6 +247,7 @@ class TurnSource:
             if events and isinstance(events[-1], Done):
                 if self._cancel_on_leave:
                     await self._live.close()
+                    self._live.host.leave(self._live)
                 raise_for_setup(events[-1].result)
             if events:
                 return events
@@ -260,6 +265,7 @@ class TurnSource:
         self._follower.close()
         if self._cancel_on_leave:
             await self._live.close()
+            self._live.host.leave(self._live)
 
 
 def bind(live: LiveSession, approval: Approval) -> Approval:

@@ -142,3 +142,24 @@ def test_a_call_without_a_key_leaves_no_program(models: ModelServer, tmp_path: P
     harness = profile(tmp_path, models)
     assert hostler.generate_harness(harness=harness, messages=say("hello")).stop_reason == "done"
     assert wait_until(lambda: not processes_of(tmp_path), 5)
+
+
+def test_a_worker_that_serves_many_keys_keeps_few_sessions_in_hand(
+    models: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOSTLER_MAX_RUNTIMES", "2")
+    harness = profile(tmp_path, models)
+
+    async def in_hand() -> int:
+        return len((await harness.host.open()).sessions)
+
+    for n in range(6):
+        hostler.generate_harness(harness=harness, prompt=f"CODEWORD-{n}", session=f"chat-{n}")
+        hostler.generate_harness(harness=harness, prompt="once")
+    from hostler import portal
+
+    assert wait_until(lambda: portal.run(in_hand()) <= 2, 5)
+    recall = json.dumps([{"say": "memory"}])
+    for n in range(6):
+        assert f"CODEWORD-{n}" in hostler.generate_harness(harness=harness, prompt=recall, session=f"chat-{n}").text
+        harness.sessions.delete(f"chat-{n}")

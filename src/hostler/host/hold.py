@@ -204,6 +204,7 @@ class Hold:
             await self.end()
             with contextlib.suppress(HarnessError):  # another host has the session by now
                 await self.without_program(lease)
+        self._host.idled(self)
 
     async def without_program(self, lease: Lease) -> None:
         """The program has ended: what it wrote last is saved, and the store is told."""

@@ -22,6 +22,7 @@ from ..turn import Stop
 from ..types.errors import HarnessError
 from ..workspace import prepare
 from . import retention
+from .hold import Hold
 from .identity import BEAT_EVERY, HostLock, become_unreadable, is_dead, machine_id, uptime
 from .journal import Journal
 from .live import LiveSession
@@ -114,6 +115,12 @@ class Host:
         live.handles -= 1
         if live.handles <= 0 and self.sessions.get(live.id) is live:
             del self.sessions[live.id]
+
+    def idled(self, hold: Hold) -> None:
+        """The program of this session was ended to make room; without a handle there is nothing to keep in hand."""
+        for live in tuple(self.sessions.values()):
+            if live.hold is hold and live.handles <= 0 and live.running is None:
+                del self.sessions[live.id]
 
     def is_dead(self, row: Row[Any]) -> bool:
         """Whether the host of this row may be replaced."""
