@@ -14,7 +14,7 @@ demo: $(VENV)/.demo
 	$(BIN)/hostler demo --harness $(HARNESS)
 
 test: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready lint
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not soak"
+	$(BIN)/pytest -n 3 --dist loadgroup -m "not soak"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
