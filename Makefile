@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-HARNESS ?= claude_code
+HARNESS ?= codex
 BIN := $(VENV)/bin
 
 .PHONY: demo test lint soak bench faces clean
