@@ -529,3 +529,21 @@ def test_a_program_that_never_says_anything_is_an_error_with_its_last_words(
     assert result.error is not None
     assert result.error.code == "program_silent"
     assert "no licence" in result.error.message
+
+
+def test_a_failure_that_nobody_foresaw_is_a_done_too(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 3: and the next turn goes on, with a program of its own."""
+
+    async def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("nobody foresaw this")
+
+    with hostler.agent_session(FAKE, **options) as session:
+        session.run("CODEWORD-one")
+        with monkeypatch.context() as patched:
+            patched.setattr("hostler.host.live.run_turn", broken)
+            result = session.run("two")
+        assert result.stop_reason == "error"
+        assert result.error is not None
+        assert result.error.code == "internal_error"
+        assert "nobody foresaw this" in result.error.message
+        assert "CODEWORD-one" in session.run(steps({"say": "memory"})).text
