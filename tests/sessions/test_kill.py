@@ -249,3 +249,24 @@ def test_a_parked_program_is_let_go_after_its_time(
     with hostler.agent_resume(state, **options) as session:
         assert "CODEWORD-one" in session.run(FAKE_PROGRAM.recall()).text
         assert session.resumed == "native"
+
+
+def test_cancel_does_not_wait_for_a_frozen_holder(models: ModelServer, state_dir: Path) -> None:
+    """Invariant 13: after 15 s of silence the turn is ours to end."""
+    options = FAKE_PROGRAM.options(models)
+    job = {"harness": "fake", "options": options, "prompts": ['[{"text": "a"}, {"hang": true}]']}
+    app = App(job)
+    app.until("event Text")
+    state = State.loads(next(line[6:] for line in reversed(app.lines) if line.startswith("state ")))
+    os.kill(app.process.pid, signal.SIGSTOP)
+    try:
+        with hostler.agent_resume(state, **options) as session:
+            start = time.monotonic()
+            session.cancel()
+            assert time.monotonic() - start < 30
+            last = session.run("after")
+            outcomes = [r.event.result.stop_reason for r in journal(session, last.turn_id) if isinstance(r.event, Done)]
+        assert outcomes == ["cancelled", "done"]
+    finally:
+        os.kill(app.process.pid, signal.SIGCONT)
+        app.kill()
