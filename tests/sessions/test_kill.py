@@ -95,7 +95,9 @@ def test_the_app_is_killed_at_a_random_moment(
         "prompts": [program.say("CODEWORD-one"), slow_turn(program)],
         "workspace": str(workspace),
     }
-    app = App(job, HOSTLER_ORPHAN_TTL="0.5" if orphan else "60")
+    # A turn that is over when the app dies leaves a parked program, not an orphaned one.
+    lives = {"HOSTLER_ORPHAN_TTL": "0.5", "HOSTLER_PARK_TTL": "0.5"} if orphan else {"HOSTLER_ORPHAN_TTL": "60"}
+    app = App(job, **lives)
     app.until("state", 2)
     time.sleep(rng.random() * 2.0)
     app.kill()
@@ -125,7 +127,7 @@ def test_the_app_is_killed_at_a_random_moment(
     elif sum(line.startswith("result") for line in app.lines) == 2:
         fate = "killed after its Done"
     elif orphan:
-        fate = "nobody came: ended by orphan_ttl"
+        fate = "nobody came: ended by its keeper"
     else:
         fate = "followed to its Done"
     record_property("kill", [program.name, fate])
