@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -49,6 +49,7 @@ class Client:
     tag: Mapping[str, str]
     models: frozenset[str]
     budget: Callable[[], str | None]
+    ready: Callable[[], Awaitable[None]] | None = None
     calls: set[Call] = field(default_factory=set)
     broken: Failure | None = None
     cuts: int = 0
@@ -121,6 +122,8 @@ class Forward:
             self._answer = outcome.answer
             if counted and not price.loaded(self._route):  # the lists take a while to import: beside the answer
                 self._prices = asyncio.create_task(price.load(self._route, self._upstream.client))
+            if self._client.ready is not None:
+                await self._client.ready()
             try:
                 await (self._stream(outcome.answer) if outcome.answer.whole is None else self._whole(outcome.answer))
             finally:
@@ -163,9 +166,8 @@ class Forward:
             self._broken(cut.failure)
             return
         await self._report_answer(answer)
-        tail = await self._upstream.tail(answer)
-        await answer.aclose()  # before the program's end of the call, which ends this task when it is not done
-        await self._write(self._scrub.feed(tail) + self._scrub.rest(), more=False)
+        self._upstream.release(answer)
+        await self._write(self._scrub.rest(), more=False)
 
     async def _stream_failed(self, answer: Answer) -> None:
         """The provider told an error in the stream and the program has it: broken off, or refused for good."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from hostler.types.events import ModelCall
@@ -86,14 +86,16 @@ class Endpoint:
         tag: Mapping[str, str] = {},
         models: frozenset[str] = frozenset(),
         budget: Callable[[], str | None] = lambda: None,
+        ready: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Let ``token`` ask for ``route.model`` (also under the names in ``models``), from now on and with what is
         given now; opening it again begins a new turn.
 
         ``on_call`` gets each call before the end of its answer goes to the program; it must not block. ``tag`` is
-        told to a gateway as spend metadata. ``budget`` gives the reason why no more calls are made, or None.
+        told to a gateway as spend metadata. ``budget`` gives the reason why no more calls are made, or None. ``ready`` is waited for before the
+        program is given any of an answer.
         """
-        client = Client(route, on_call, dict(tag), models | {route.model}, budget)
+        client = Client(route, on_call, dict(tag), models | {route.model}, budget, ready)
         if (before := self._clients.get(token)) is not None:
             client.calls = before.calls
         self._clients[token] = client

@@ -56,7 +56,9 @@ class Translated:
         """Ask ``request``, which is in the program's wire."""
         upstream = self._route.upstream
         models = frozenset({upstream.model})
-        access = Client(upstream, self._hear, self._client.tag, models, lambda: None, translating=True)
+        access = Client(
+            upstream, self._hear, self._client.tag, models, lambda: None, self._client.ready, translating=True
+        )
         self._admit(self._token, access)
         asked = {
             "wire": self._route.asked,

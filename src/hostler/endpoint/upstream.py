@@ -45,7 +45,14 @@ class Answer:
     events: Events = field(default_factory=Events)
     rest: AsyncGenerator[bytes, None] | None = None
 
+    released: bool = False
+
     async def aclose(self) -> None:
+        """Unless it was released to its `Upstream`."""
+        if not self.released:
+            await self.end()
+
+    async def end(self) -> None:
         if self.rest is not None:
             await self.rest.aclose()
         await self.response.aclose()
@@ -76,6 +83,7 @@ class Upstream:
 
     def __init__(self, *, patience: float, silence: float) -> None:
         self._clients: dict[bool, asyncio.Task[httpx.AsyncClient]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._patience = patience
         self._silence = silence
         self._timeout = httpx.Timeout(silence, connect=CONNECT_TIMEOUT)
@@ -95,6 +103,9 @@ class Upstream:
             await self.client(route)
 
     async def aclose(self) -> None:
+        for ending in tuple(self._ending):
+            ending.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
         for made in await asyncio.gather(*self._clients.values(), return_exceptions=True):
             if isinstance(made, httpx.AsyncClient):
                 await made.aclose()
@@ -195,17 +206,24 @@ class Upstream:
         if not (answer.seen.whole or answer.seen.stopped or answer.seen.error):
             raise Cut(_cut(route, "no last event came"))
 
-    async def tail(self, answer: Answer) -> bytes:
-        """What comes behind the last event, most often nothing; reading it lets the connection be used again."""
-        tail = b""
+    def release(self, answer: Answer) -> None:
+        """Nobody waits for the end of this stream, whose last event has come. It is read in the background, so that
+        the connection can be used again."""
+        answer.released = True
+        ending = asyncio.create_task(self._read_out(answer))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _read_out(self, answer: Answer) -> None:
         assert answer.rest is not None
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
-                async for piece in answer.rest:
-                    tail += piece
+                async for _ in answer.rest:
+                    pass
         except (TimeoutError, httpx.HTTPError):
             pass
-        return tail
+        finally:
+            await answer.end()
 
     def _silent(self, route: Route) -> Failure:
         return Failure("model_silent", f"{route.host} sent nothing for {self._silence:g} s")

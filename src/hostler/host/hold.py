@@ -46,6 +46,7 @@ class Hold:
         self.program: Program | None = None
         self.tools: ToolServer | None = None
         self.resumed: str | None = None
+        self.looking: asyncio.Task[None] | None = None  # at the workspace, before the turn
         self._reached = False
         self._late_calls: list[ModelCall] = []
         self._stored: Stored | None = None  # as of the last step under self._epoch; another host's epoch makes it stale
@@ -165,6 +166,7 @@ class Hold:
             on_call=self._on_call,
             tag={"session": self._key, **{str(k): str(v) for k, v in place.rules["metadata"].items()}},
             budget=self._budget,
+            ready=self._looked,
         )
 
     def _shut(self, token: str, tool_token: str | None) -> None:
@@ -188,6 +190,11 @@ class Hold:
         """Model calls that no turn has been told of yet."""
         calls, self._late_calls = self._late_calls, []
         return calls
+
+    async def _looked(self) -> None:
+        """Until it is known how the workspace was before the turn."""
+        if self.looking is not None:
+            await asyncio.wait([self.looking])
 
     def _budget(self) -> str | None:
         running = self._running()

@@ -317,33 +317,35 @@ class LiveSession:
             return
         try:
             place = self._place(rules, call)
-            before = asyncio.create_task(asyncio.to_thread(self._watch.begin, turn.id))
+            looking = self.hold.looking = asyncio.create_task(asyncio.to_thread(self._watch.begin, turn.id))
             try:
                 reached = await self.hold.reach(place, lease, running, recovered)
+                if isinstance(reached, Outcome):
+                    outcome = reached
+                else:
+                    program, progress, resumed = reached
+                    if not self.runtime.model_first:
+                        await looking
+                    outcome = await run_turn(
+                        running,
+                        Started(resumed, lease.epoch, recovered),
+                        program,
+                        progress,
+                        self.runtime.codec,
+                        Prompt(turn.id, told(turn.input["prompt"], turn.notices, self._names)),
+                        Bounds(
+                            rules["timeout"],
+                            rules["max_turns"],
+                            rules["max_cost"],
+                            self.host.settings.approval_ttl,
+                            self.host.settings.start_timeout,
+                        ),
+                        self._journal(lease, turn.id, rules.get("trace", True)),
+                        masker_of(place),
+                        self._approver(running, turn, call),
+                    )
             finally:
-                await before
-            if isinstance(reached, Outcome):
-                outcome = reached
-            else:
-                program, progress, resumed = reached
-                outcome = await run_turn(
-                    running,
-                    Started(resumed, lease.epoch, recovered),
-                    program,
-                    progress,
-                    self.runtime.codec,
-                    Prompt(turn.id, told(turn.input["prompt"], turn.notices, self._names)),
-                    Bounds(
-                        rules["timeout"],
-                        rules["max_turns"],
-                        rules["max_cost"],
-                        self.host.settings.approval_ttl,
-                        self.host.settings.start_timeout,
-                    ),
-                    self._journal(lease, turn.id, rules.get("trace", True)),
-                    masker_of(place),
-                    self._approver(running, turn, call),
-                )
+                await looking
         except (LeaseLost, StoreError, OtherVersion):
             raise
         except HarnessError as error:
@@ -385,8 +387,12 @@ class LiveSession:
         events: list[Journalled] = [*outcome.events, *late]
         running.events += late
         stored = await self.hold.known(lease)
-        marked, kept = await self.host.store.read(lambda conn: file_queries.kept(conn, self.id))
-        files, manifest, collected = await asyncio.to_thread(self._settle, stored, outcome, marked)
+        keeping = self.host.store.read(lambda conn: file_queries.kept(conn, self.id))
+        files, manifest, results = await asyncio.to_thread(self._settle, stored, outcome)
+        marked, kept = await keeping
+        collected = Collected()
+        if marked or results:
+            collected = await asyncio.to_thread(self.vault.collect, marked, self.host.settings.artifact_limit)
         masker = masker_of(place)
         files = masker.mask(files)
         events += [(change, None) for change in files]
@@ -457,11 +463,9 @@ class LiveSession:
         if after is queries.GONE:
             await self.hold.end()
 
-    def _settle(
-        self, stored: Stored, outcome: Outcome, marked: Mapping[str, str | None]
-    ) -> tuple[tuple[FileChange, ...], dict[str, Any], Collected]:
-        """After the turn, in a worker thread: what changed in the workspace, the program's own history saved, and the
-        artifacts as they are now."""
+    def _settle(self, stored: Stored, outcome: Outcome) -> tuple[tuple[FileChange, ...], dict[str, Any], bool]:
+        """After the turn, in a worker thread: what changed in the workspace, the program's own history saved, and
+        whether there is anything under /artifacts."""
         files = self._watch.changes()
         native_id = outcome.native_id or stored.native_id or stored.new_id
         manifest = self.hold.save_history(native_id, stored)
@@ -470,7 +474,7 @@ class LiveSession:
                 break
             sleep(0.02)  # it says that its first turn is over before it has written it down
             manifest = self.hold.save_history(native_id, stored)
-        return files, manifest, self.vault.collect(marked, self.host.settings.artifact_limit)
+        return files, manifest, not self.vault.empty()
 
     async def _remember(self, running: Running, turn: StoredTurn) -> None:
         """Fill in what an earlier host journalled of this turn."""

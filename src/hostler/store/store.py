@@ -123,13 +123,8 @@ class Store:
             except BaseException as error:
                 failure = self._failure(error)
                 outcomes = [(w, None, failure) for w in batch if not w.done.cancelled()]
-                if conn is not None:
-                    try:
-                        conn.invalidate()
-                        conn.close()
-                    except Exception:
-                        pass
-                    conn = None
+                _drop(conn)
+                conn = None
             for write, value, problem in outcomes:
                 with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
                     if problem is not None:
@@ -159,24 +154,36 @@ class Store:
         return outcomes
 
     def _read_loop(self) -> None:
-        while True:
-            read = self._reads.get()
-            if read is None:
-                return
+        conn: Connection | None = None
+        while (read := self._reads.get()) is not None:
             if not read.done.set_running_or_notify_cancel():
                 continue
             try:
-                with self._engine.connect() as conn:
+                if conn is None:
+                    conn = self._engine.connect()
+                with conn.begin():
                     value = read.job(conn)
             except BaseException as error:
                 read.done.set_exception(self._failure(error))
+                _drop(conn)
+                conn = None
             else:
                 read.done.set_result(value)
+        if conn is not None:
+            conn.close()
 
     def _failure(self, error: BaseException) -> BaseException:
         if isinstance(error, (DatabaseError, OSError)):
             return StoreError(f"The store {self._where} failed: {_reason(error)}.")
         return error
+
+
+def _drop(conn: Connection | None) -> None:
+    """After a failure: the next job begins with a new connection."""
+    with contextlib.suppress(Exception):
+        if conn is not None:
+            conn.invalidate()
+            conn.close()
 
 
 def _sqlite(path: str) -> Engine:

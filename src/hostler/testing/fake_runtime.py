@@ -113,6 +113,7 @@ class FakeRuntime:
     wire = "anthropic"
     id_pattern = r"[A-Za-z0-9][A-Za-z0-9-]{0,63}"
     project_instructions: tuple[str, ...] = ()
+    model_first: bool = False
     project_code: tuple[str, ...] = ()
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:

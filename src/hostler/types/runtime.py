@@ -290,6 +290,7 @@ class Runtime(Protocol):
     wire: Literal["anthropic", "responses", "chat", "gemini"]
     id_pattern: str
     project_instructions: tuple[str, ...]  # files of the workspace that the program does not read itself
+    model_first: bool  # it touches nothing in the workspace before its model has answered
     project_code: tuple[str, ...]  # folders of the workspace from which the program runs code at its start, unasked
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:

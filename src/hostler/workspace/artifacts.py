@@ -43,6 +43,13 @@ class Vault:
         self._index = os.path.join(folder, "index.json")
         self.blobs = Blobs(folder)
 
+    def empty(self) -> bool:
+        """Whether nothing lies below ``/artifacts``."""
+        try:
+            return not os.listdir(self._roots.resolve(FOLDER)[0].path)
+        except OSError:
+            return False  # `collect` says why
+
     def collect(self, marked: Mapping[str, str | None], limit: int) -> Collected:
         """Look at all files below ``/artifacts`` and at the ``marked`` ones (with their media types), and keep what is
         new, up to ``limit`` bytes. Links and other special files are no results."""

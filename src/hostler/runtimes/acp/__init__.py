@@ -21,6 +21,7 @@ class AcpRuntime:
     wire: Literal["anthropic", "responses", "chat", "gemini"] = "chat"
     id_pattern = r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,199}"
     project_instructions: tuple[str, ...] = ()
+    model_first: bool = False
     project_code: tuple[str, ...] = ()
     native_files: tuple[NativeFile, ...] = ()
     capabilities = Capabilities(approvals=True, tools=True, mcp_servers=True)

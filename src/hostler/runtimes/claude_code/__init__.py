@@ -37,6 +37,7 @@ class ClaudeCode:
     wire = "anthropic"
     id_pattern = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
     project_instructions: tuple[str, ...] = ("AGENTS.md",)
+    model_first: bool = True
     project_code: tuple[str, ...] = ()
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ class Codex:
     wire: Literal["anthropic", "responses", "chat", "gemini"] = "responses"
     id_pattern = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     project_instructions: tuple[str, ...] = ()
+    model_first: bool = True
     project_code: tuple[str, ...] = ()
     native_files = (NativeFile(".codex/sessions/**/rollout-*-{id}.jsonl", "jsonl"),)
     capabilities = Capabilities(

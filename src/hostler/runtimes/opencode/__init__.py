@@ -20,6 +20,7 @@ class OpenCode:
     id_pattern = r"ses_[A-Za-z0-9]{1,64}"
     native_files = (NativeFile(DATABASE, "sqlite"),)
     project_instructions: tuple[str, ...] = ()
+    model_first: bool = True
     project_code: tuple[str, ...] = (".opencode/plugin", ".opencode/plugins")
     capabilities = Capabilities(
         permissions=("full", "read-only", "edit", "ask"),
