@@ -254,6 +254,26 @@ def test_a_spent_budget_ends_the_calls(run: Run, wire: str) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("wire", WIRES)
+def test_no_answer_is_given_before_the_session_is_ready(run: Run, wire: str) -> None:
+    async def test(door: Door) -> None:
+        ready = asyncio.Event()
+
+        async def wait() -> None:
+            await ready.wait()
+
+        door.open(wire, ready=wait)
+        asking = asyncio.create_task(door.ask(wire))
+        while not door.server.calls:
+            await asyncio.sleep(0.01)  # the model is asked all the same
+        done, _ = await asyncio.wait([asking], timeout=0.3)
+        assert not done
+        ready.set()
+        assert (await asking).status_code == 200
+
+    run(test)
+
+
 def test_tools_have_their_own_door(run: Run) -> None:
     seen: list[tuple[str, str, bytes]] = []
 

@@ -21,8 +21,9 @@ from hostler.harness import Done, ModelCall, Notice, Retract, Text, ToolCall
 from hostler.testing.fake_runtime import FakeRuntime
 from hostler.testing.model_server import ModelServer
 from hostler.types.runtime import Launch, LaunchContext
+from hostler.workspace import Watch
 from tests.conftest import processes_of, wait_until
-from tests.sessions.programs import ALL, CLAUDE, FAKE_PROGRAM, Program, ids
+from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, Program, ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 FAKE = FAKE_PROGRAM.harness
@@ -547,3 +548,23 @@ def test_a_failure_that_nobody_foresaw_is_a_done_too(options: dict[str, Any], mo
         assert result.error.code == "internal_error"
         assert "nobody foresaw this" in result.error.message
         assert "CODEWORD-one" in session.run(steps({"say": "memory"})).text
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("program", [CLAUDE, CODEX, OPENCODE], ids=ids)
+def test_a_look_at_the_workspace_that_takes_long_is_over_before_the_program_acts(
+    program: Program, models: ModelServer, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workspace / "old.txt").write_text("old")
+    begin = Watch.begin
+
+    def slowly(self: Watch, turn: str = "") -> None:
+        time.sleep(1.5)
+        begin(self, turn)
+
+    monkeypatch.setattr(Watch, "begin", slowly)
+    sandbox = hostler.sandbox.local(workspace)
+    with hostler.agent_session(program.harness, sandbox=sandbox, **program.options(models)) as session:
+        result = session.run(f"@@{json.dumps([{'shell': 'echo new > new.txt; rm old.txt'}, {'text': 'done'}])}@@")
+    assert result.stop_reason == "done"
+    assert {(c.path, c.kind) for c in result.files} == {("new.txt", "created"), ("old.txt", "deleted")}
