@@ -121,20 +121,22 @@ class Session:
         return await portal.arun(self._core.history())
 
     def approvals(self) -> list[Approval]:
-        """The questions of the running turn that nobody has answered."""
+        """The questions of the running turn that nobody has answered, whichever process runs it."""
         return portal.run(self._core.approvals())
 
     async def aapprovals(self) -> list[Approval]:
         """The async twin of `approvals`."""
         return await portal.arun(self._core.approvals())
 
-    def answer(self, id: str, allow: bool, reason: str | None = None) -> None:
-        """Answer an Approval. Raises HarnessError when it is not open."""
-        return portal.run(self._core.answer(id, allow, reason))
+    def answer(self, id: str, allow: bool, reason: str | None = None, always: bool = False) -> None:
+        """Answer an Approval of the running turn, whichever process runs it. ``always``: for good, so that the session
+        does not ask again for the same tool (for a shell command: for the same command). Raises HarnessError when it
+        is not open."""
+        return portal.run(self._core.answer(id, allow, reason, always))
 
-    async def aanswer(self, id: str, allow: bool, reason: str | None = None) -> None:
+    async def aanswer(self, id: str, allow: bool, reason: str | None = None, always: bool = False) -> None:
         """The async twin of `answer`."""
-        return await portal.arun(self._core.answer(id, allow, reason))
+        return await portal.arun(self._core.answer(id, allow, reason, always))
 
     @property
     def files(self) -> Files:

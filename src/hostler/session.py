@@ -212,12 +212,14 @@ class SessionCore:
         return await asyncio.to_thread(_history, live, native_id, row.native)
 
     async def approvals(self) -> list[Approval]:
-        """The questions of the running turn that nobody has answered."""
+        """The questions of the running turn that nobody has answered, whichever process runs it."""
         return [bind(self._live, approval) for approval in await self._live.approvals()]
 
-    async def answer(self, id: str, allow: bool, reason: str | None = None) -> None:
-        """Answer an Approval. Raises HarnessError when it is not open."""
-        self._live.answer(id, allow, reason)
+    async def answer(self, id: str, allow: bool, reason: str | None = None, always: bool = False) -> None:
+        """Answer an Approval of the running turn, whichever process runs it. ``always``: for good, so that the session
+        does not ask again for the same tool (for a shell command: for the same command). Raises HarnessError when it
+        is not open."""
+        await self._live.answer(id, allow, reason, always=always)
 
     def _check_open(self) -> None:
         if self._left is not None:
@@ -271,10 +273,10 @@ class TurnSource:
 def bind(live: LiveSession, approval: Approval) -> Approval:
     """The Approval with its ``allow`` and ``deny`` at work, for sync and async callers."""
 
-    async def on_engine(allow: bool, reason: str | None) -> None:
-        live.answer(approval.id, allow, reason)
+    async def on_engine(allow: bool, reason: str | None, always: bool) -> None:
+        await live.answer(approval.id, allow, reason, always=always)
 
-    return replace(approval, answer=lambda allow, reason: portal.either(on_engine(allow, reason)))
+    return replace(approval, answer=lambda *given: portal.either(on_engine(*given)))
 
 
 def _history(live: LiveSession, native_id: str, manifest: Mapping[str, Any] | None) -> list[dict[str, Any]]:

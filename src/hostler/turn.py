@@ -175,6 +175,8 @@ async def run_turn(
                     continue
                 elif item is _GIVE_UP:
                     end = _GAVE_UP
+                elif isinstance(item, Answer) and running.approvals.pop(item.id, None) is None:
+                    continue  # somebody was quicker
                 elif item is _UNHEARD:
                     end = None if heard else Ended("error", error=_silent(progress, bounds.start_timeout))
                 else:
@@ -206,9 +208,6 @@ async def run_turn(
                 records = await journal.append(events, progress, named)
                 asked = [event for event, _ in events if isinstance(event, Approval)]
                 running.approvals |= {approval.id: approval for approval in asked}
-                for event, _ in events:
-                    if isinstance(event, Answered):
-                        running.approvals.pop(event.id, None)
                 journal.publish(records)
                 await program.send(sends)
                 for approval in asked:

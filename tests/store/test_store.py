@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hostler.store import Store, queries
+from hostler.store import Store, queries, schema
 from hostler.types.errors import LeaseLost, SessionBusy, StoreError
 from hostler.types.events import Accepted, Done, Text
 from hostler.types.result import Result, Usage
@@ -227,6 +227,32 @@ def test_a_store_that_cannot_be_used_is_a_clear_error_and_left_alone(tmp_path: P
         assert "newer hostler" in str(raised.value)
     if before is not None and damage == "garbage":
         assert path.read_bytes() == before
+
+
+def test_an_older_store_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = str(tmp_path / "store.db")
+    Store.open(path).close()
+    with sqlite3.connect(path) as db:
+        new = db.execute("select name, sql from sqlite_master where type = 'table' order by name").fetchall()
+        db.execute("alter table turns drop column answers")
+        db.execute("alter table sessions drop column always")
+        db.execute("update meta set value = '1'")
+    db.close()
+
+    async def use() -> dict[str, Any]:
+        store = Store.open(path)
+        row = await store.write(new_session)
+        store.close()
+        return dict(row._mapping)
+
+    assert asyncio.run(use())["always"] == {}
+    with sqlite3.connect(path) as db:
+        assert db.execute("select value from meta where name = 'version'").fetchone() == (str(schema.VERSION),)
+        columns = {name: {c[1] for c in db.execute(f"pragma table_info({name})")} for name, _ in new}
+    db.close()
+    assert columns == {t.name: {c.name for c in t.columns} for t in schema.metadata.sorted_tables} | {
+        name: columns[name] for name, _ in new if name.startswith("sqlite_")
+    }
 
 
 def test_a_torn_wal_tail_loses_no_committed_record(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The command line: run, chat, sessions, show, trace, files, artifacts, cat, diff, rm, ps, kill, gc, doctor, demo."""
+"""The command line: run, chat, sessions, show, trace, approvals, answer, files, artifacts, cat, diff, rm, ps, kill, gc,
+doctor, demo."""
 
 from __future__ import annotations
 
@@ -115,6 +116,34 @@ def trace_(
     raise typer.Exit(
         guarded(lambda: trace_command(key, data_dir, follow=follow, pretty=format == "pretty", after=after))
     )
+
+
+@app.command("approvals")
+def approvals_(
+    key: Annotated[str | None, typer.Argument(help="The session's key, or its beginning; without it, all.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """List the questions of agents that wait for an answer, whichever app runs them."""
+    from .approvals import approvals_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(lambda: approvals_command(key, data_dir)))
+
+
+@app.command("answer")
+def answer_(
+    key: Key,
+    id: Annotated[str, typer.Argument(help="Which question, as `hostler approvals` names it.")],
+    allow: Annotated[bool, typer.Option("--allow/--deny", help="The answer.")],
+    reason: Annotated[str | None, typer.Option(help="Told to the agent with a no.")] = None,
+    always: Annotated[bool, typer.Option("--always", help="Answer all questions like this one so, for good.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Answer a question of an agent. The app that runs the turn gives it on; when that is gone, the next one does."""
+    from .approvals import answer_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(lambda: answer_command(key, id, data_dir, allow=allow, reason=reason, always=always)))
 
 
 @app.command("files")

@@ -18,8 +18,8 @@ from ..endpoint import Route, price, route_for
 from ..keeper import KeeperError
 from ..ladder import OtherVersion, Place, Stored
 from ..progress import Progress
+from ..store import approvals, queries
 from ..store import files as file_queries
-from ..store import queries
 from ..store import trace as trace_queries
 from ..store.queries import Journalled, Lease
 from ..store.queries import Turn as StoredTurn
@@ -215,18 +215,27 @@ class LiveSession:
                 await self.stop_turn(turn.id, "interrupted")
 
     async def approvals(self) -> list[Approval]:
-        """The open questions of the turn that runs here, also of one that a dead host left to us."""
+        """The open questions of the session's turn, wherever it runs."""
         if self._worker is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._looked.wait(), _TAKES_UP)
-        return list(self.running.approvals.values()) if self.running is not None else []
+        if self.running is not None:
+            return list(self.running.approvals.values())
+        fetch = self.host.journal.fetch
+        found = await self.host.store.read(lambda conn: approvals.open_questions(conn, self.id, fetch))
+        return [question.approval for question in found if not question.answered]
 
-    def answer(self, id: str, allow: bool, reason: str | None) -> None:
-        if self.running is None or id not in self.running.approvals:
-            raise HarnessError(
-                f"Session {self.key!r} has no open approval {id!r}: it was answered, or its turn is over."
-            )
-        self.running.put(Answer(id, allow, reason))
+    async def answer(self, id: str, allow: bool, reason: str | None, *, always: bool = False) -> None:
+        """Answer a question; one of a turn that runs in another process is left for it there."""
+        approval = self.running.approvals.get(id) if self.running is not None else None
+        if approval is None:
+            left = approvals.Left(id, allow, reason)
+            await self.host.store.write(lambda conn: approvals.leave_answer(conn, self.id, left, always=always))
+            return
+        if always:
+            await self.host.store.write(lambda conn: approvals.remember(conn, self.id, approval, allow))
+        if self.running is not None:
+            self.running.put(Answer(id, allow, reason))
 
     def steer(self, text: str) -> str:
         """Say something to the running turn; its id."""
@@ -562,12 +571,16 @@ class LiveSession:
 
         return Journal(append, lambda records: self.host.journal.publish(self.id, records))
 
-    def _approver(self, running: Running, turn: StoredTurn, call: Call) -> Callable[[Approval], None] | None:
+    def _approver(self, running: Running, turn: StoredTurn, call: Call) -> Callable[[Approval], None]:
         callback = call.on_approval or self.options.on_approval
-        if callback is None:
-            return None
 
         async def ask(approval: Approval) -> None:
+            known = await self.host.store.read(lambda conn: approvals.remembered(conn, self.id, approval))
+            if known is not None:
+                running.put(Answer(approval.id, known, "Answered for good before."))
+                return
+            if callback is None:
+                return
             try:
                 allow = await portal.call_back(
                     callback, replace(approval, extra_body=turn.input["extra_body"]), loop=call.loop
@@ -575,8 +588,7 @@ class LiveSession:
                 answer = Answer(approval.id, bool(allow), None if allow else "The application said no.")
             except Exception as error:
                 answer = Answer(approval.id, False, f"The application's on_approval failed: {error!r}")
-            if approval.id in running.approvals:
-                running.put(answer)
+            running.put(answer)
 
         def spawn(approval: Approval) -> None:
             self.host.spawn(ask(approval))

@@ -17,9 +17,10 @@ from sqlalchemy import Row
 
 from .. import portal
 from ..endpoint import Endpoint
-from ..store import Store, queries
+from ..store import Store, approvals, queries
 from ..turn import Stop
 from ..types.errors import HarnessError
+from ..types.runtime import Answer
 from ..workspace import prepare
 from . import retention
 from .hold import Hold
@@ -30,7 +31,7 @@ from .settings import Settings, state_dir
 from .shelf import fetcher
 from .slots import Slots
 
-_STOPS = 0.3  # s between looks for turns of ours that another process wants to end
+_WISHES = 0.3  # s between looks for what other processes want of our turns
 
 
 class Host:
@@ -73,7 +74,7 @@ class Host:
             )
         )
         host.spawn(host._beat())
-        host.spawn(host._watch_stops())
+        host.spawn(host._watch_wishes())
         host.spawn(host._retire())
         return host
 
@@ -176,23 +177,27 @@ class Host:
         except HarnessError:
             pass  # the next host that opens the store tries again
 
-    async def _stops(self, turns: list[str]) -> list[tuple[str, str]]:
-        return await self.store.read(lambda conn: queries.stops_of(conn, turns))
-
-    async def _watch_stops(self) -> None:
+    async def _watch_wishes(self) -> None:
+        """Tell the turns that run here what other processes want of them: their end, an answer."""
         while True:
-            await asyncio.sleep(_STOPS)
-            running = {live.running.turn: live for live in self.sessions.values() if live.running is not None}
+            await asyncio.sleep(_WISHES)
+            running = {live.running.turn: live.running for live in self.sessions.values() if live.running is not None}
             if not running:
                 continue
             try:
-                found = await self._stops(list(running))
+                stops, answers = await self._wishes(list(running))
             except HarnessError:
                 continue
-            for turn, reason in found:
-                now = running[turn].running
-                if now is not None and now.turn == turn and now.stop is None:
-                    now.put(Stop(reason))  # type: ignore[arg-type]
+            for turn, reason in stops:
+                if running[turn].stop is None:
+                    running[turn].put(Stop(reason))  # type: ignore[arg-type]
+            for turn, left in answers.items():
+                for answer in left:
+                    if answer.id in running[turn].approvals:
+                        running[turn].put(Answer(answer.id, answer.allow, answer.reason))
+
+    async def _wishes(self, turns: list[str]) -> tuple[list[tuple[str, str]], dict[str, list[approvals.Left]]]:
+        return await self.store.read(lambda conn: (queries.stops_of(conn, turns), approvals.answers_left(conn, turns)))
 
 
 _hosts: dict[str, Host] = {}

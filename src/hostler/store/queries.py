@@ -584,7 +584,8 @@ def _dump(event: Event | Shelved) -> str:
     return json.dumps(form, ensure_ascii=True, separators=(",", ":"), default=repr)
 
 
-def _load(text: str, key: str, fetch: Fetch | None) -> Event:
+def load_event(text: str, key: str, fetch: Fetch | None) -> Event:
+    """The event of a row. Without ``fetch``, of what lies elsewhere only the beginning."""
     data = json.loads(text)
     shelved = data.pop("shelved", None)
     if shelved is not None and fetch is not None and (whole := fetch(key, shelved["sha256"])) is not None:
@@ -614,6 +615,6 @@ def read_records(
     if turn is not None:
         query = query.where(records.c.turn == turn)
     return [
-        Record(row.seq, row.at, key, row.turn, row.parent, _load(row.event, key, fetch))
+        Record(row.seq, row.at, key, row.turn, row.parent, load_event(row.event, key, fetch))
         for row in conn.execute(query.limit(limit))
     ]

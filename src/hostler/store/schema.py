@@ -22,7 +22,7 @@ from sqlalchemy import (
 
 from ..types.errors import StoreError
 
-VERSION = 1
+VERSION = 2
 
 metadata = MetaData()
 
@@ -73,6 +73,7 @@ sessions = Table(
     Column("ephemeral", Boolean, nullable=False, default=False),  # nobody has its key
     Column("notices", JSON, nullable=False, default=list),  # files that the agent is still to be told of
     Column("marked", JSON, nullable=False, default=dict),  # staged files that are artifacts, with their media types
+    Column("always", JSON, nullable=False, default=dict, server_default="{}"),  # questions answered for good, and how
     sqlite_autoincrement=True,  # the id of a deleted session is never another's: a process may still hold the old one
 )
 
@@ -90,6 +91,9 @@ turns = Table(
     Column("input", JSON, nullable=False),
     Column("stop", String),
     Column("result", JSON),
+    Column(
+        "answers", JSON(none_as_null=True)
+    ),  # to its open questions, left by other processes than the one that runs it
     Index("turns_waiting", "session", "status", "position"),
 )
 
@@ -140,4 +144,10 @@ def migrate(conn: Connection) -> None:
     conn.execute(meta.update().where(meta.c.name == "version").values(value=str(VERSION)))
 
 
-MIGRATIONS: dict[int, tuple[str, ...]] = {}  # version to the statements that lead to it from the one before
+# Version to the statements that lead to it from the one before.
+MIGRATIONS: dict[int, tuple[str, ...]] = {
+    2: (
+        "ALTER TABLE turns ADD COLUMN answers JSON",
+        "ALTER TABLE sessions ADD COLUMN always JSON NOT NULL DEFAULT '{}'",
+    ),
+}

@@ -70,24 +70,25 @@ class FileChange:
 @dataclass(frozen=True, slots=True)
 class Approval:
     """The program asks before it uses a tool. Answer with ``a.allow()`` / ``a.deny(reason)``, awaited in async code, or
-    from any process with ``session.answer(a.id, allow=...)``."""
+    from any process with ``session.answer(a.id, allow=...)``. ``always=True`` answers for good: the session does not ask
+    again for the same tool (for a shell command: for the same command)."""
 
     id: str
     tool: str
     input: Any
     extra_body: Any = None
-    answer: Callable[[bool, str | None], Awaitable[None]] | None = field(default=None, repr=False, compare=False)
+    answer: Callable[[bool, str | None, bool], Awaitable[None]] | None = field(default=None, repr=False, compare=False)
 
-    def allow(self) -> Awaitable[None]:
-        return self._answer(True, None)
+    def allow(self, *, always: bool = False) -> Awaitable[None]:
+        return self._answer(True, None, always)
 
-    def deny(self, reason: str | None = None) -> Awaitable[None]:
-        return self._answer(False, reason)
+    def deny(self, reason: str | None = None, *, always: bool = False) -> Awaitable[None]:
+        return self._answer(False, reason, always)
 
-    def _answer(self, allow: bool, reason: str | None) -> Awaitable[None]:
+    def _answer(self, allow: bool, reason: str | None, always: bool) -> Awaitable[None]:
         if self.answer is None:
             raise RuntimeError("This Approval was read from the journal; answer it with session.answer(id, allow=...).")
-        return self.answer(allow, reason)
+        return self.answer(allow, reason, always)
 
 
 @dataclass(frozen=True, slots=True)

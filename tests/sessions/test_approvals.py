@@ -1,0 +1,143 @@
+"""Questions that are answered from any process, once or for good."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hostler
+from hostler.harness import Answered, Approval, Done
+from hostler.testing.model_server import ModelServer
+from tests.sessions.programs import ALL, FAKE_PROGRAM, Program, ids
+from tests.sessions.test_kill import App
+from tests.sessions.test_restart import asking, job_of, journal, of_turn, state_of
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+FAKE = FAKE_PROGRAM.harness
+
+
+def cli(*arguments: str, code: int = 0) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-m", "hostler.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == code, ran.stderr + ran.stdout
+    return ran.stdout + ran.stderr
+
+
+def question_in(listing: str, key: str) -> str:
+    (line,) = [line for line in listing.splitlines() if line.startswith(key)]
+    return line.split()[1]
+
+
+def shell_question(command: str, *more: dict[str, Any]) -> str:
+    return json.dumps([{"approve": "Bash", "input": {"command": command}}, *more, {"text": "after"}])
+
+
+@pytest.mark.parametrize("program", ALL, ids=ids)
+def test_a_question_of_a_killed_app_is_answered_from_the_command_line(
+    program: Program, models: ModelServer, workspace: Path
+) -> None:
+    options = program.options(models)
+    app = App(job_of(program, {**options, "permissions": "ask"}, workspace, asking(program)))
+    app.until("event Approval")
+    app.kill()
+    state = state_of(app)
+    id = question_in(cli("approvals"), state.session)
+    assert "allowed" in cli("answer", state.session, id, "--allow")
+    assert "answered, not given yet" in cli("approvals", state.session)
+    assert "answered already" in cli("answer", state.session, id, "--deny", code=2)
+    with hostler.agent_resume(state, sandbox=hostler.sandbox.local(workspace), **options) as session:
+        result = session.run(program.recall())
+        records = journal(session, result.turn_id)
+        assert session.approvals() == []
+    (answered,) = [event for event in of_turn(records, 1) if isinstance(event, Answered)]
+    assert (answered.id, answered.allow) == (id, True)
+    assert (workspace / "ran.txt").exists()
+    assert "no open approvals" in cli("approvals")
+
+
+@pytest.mark.parametrize("allow", [True, False])
+def test_a_process_answers_what_another_one_runs(allow: bool, models: ModelServer, workspace: Path) -> None:
+    options = FAKE_PROGRAM.options(models)
+    app = App(job_of(FAKE_PROGRAM, {**options, "permissions": "ask"}, workspace, asking(FAKE_PROGRAM)))
+    app.until("event Approval")
+    state = state_of(app)
+    session = hostler.agent_resume(state, sandbox=hostler.sandbox.local(workspace), **options)
+    (approval,) = session.approvals()
+    session.answer(approval.id, allow, None if allow else "not today")
+    with pytest.raises(hostler.HarnessError, match=r"answered already|no open approval"):
+        session.answer(approval.id, allow)
+    app.until("result")
+    app.process.wait(20)
+    app.kill()
+    result = session.run("bye")
+    (answered,) = [r.event for r in journal(session, result.turn_id) if isinstance(r.event, Answered)]
+    session.close()
+    assert (answered.id, answered.allow) == (approval.id, allow)
+    assert answered.reason == (None if allow else "not today")
+
+
+def test_an_answer_for_good(models: ModelServer, workspace: Path) -> None:
+    """Of a shell command only the same command is meant; it holds in the next process and is given without a word."""
+    options = {**FAKE_PROGRAM.options(models), "sandbox": hostler.sandbox.local(workspace)}
+    asked: list[str] = []
+
+    def events(session: Any, prompt: str, **answer: Any) -> list[Any]:
+        seen = []
+        for event in session.stream(prompt):
+            seen.append(event)
+            if isinstance(event, Approval) and event.id in [a.id for a in session.approvals()] and answer:
+                asked.append(event.input["command"])
+                event.allow(**answer)
+        return seen
+
+    with hostler.agent_session(FAKE, permissions="ask", **options) as session:
+        events(session, shell_question("git status"), always=True)
+        state = session.detach()
+    with hostler.agent_resume(state, **options) as session:
+        again = events(session, shell_question("git status"))
+        assert isinstance(again[-1], Done)
+        assert again[-1].result.stop_reason == "done"
+        events(session, shell_question("git status; rm x"), always=False)
+        records = journal(session, session.run("x").turn_id)
+    assert asked == ["git status", "git status; rm x"]
+    assert [r.event.allow for r in records if isinstance(r.event, Answered)] == [True, True, True]
+
+
+def test_of_many_answers_one_counts(models: ModelServer) -> None:
+    with hostler.agent_session(FAKE, permissions="ask", **FAKE_PROGRAM.options(models)) as session:
+        stream = session.stream(shell_question("ls"))
+        for event in stream:
+            if isinstance(event, Approval):
+                threads = [threading.Thread(target=_quietly, args=(session, event.id, n % 2 == 0)) for n in range(10)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join(20)
+        records = journal(session, stream.result.turn_id)
+    assert len([r for r in records if isinstance(r.event, Answered)]) == 1
+    assert stream.result.stop_reason == "done"
+
+
+def _quietly(session: Any, id: str, allow: bool) -> None:
+    try:
+        session.answer(id, allow)
+    except hostler.HarnessError as error:
+        assert "open approval" in str(error) or "answered" in str(error)
+
+
+def test_what_is_not_asked_cannot_be_answered(models: ModelServer, state_dir: Path) -> None:
+    with hostler.agent_session(FAKE, **FAKE_PROGRAM.options(models)) as session:
+        session.run("hi")
+        with pytest.raises(hostler.HarnessError, match="no open approval 'nonsense'"):
+            session.answer("nonsense", True)
+        assert session.approvals() == []
+        key = session.key
+    assert "no open approval" in cli("answer", key, "nonsense", "--allow", code=2)
+    assert "There is no session" in cli("answer", "nobody", "x", "--deny", code=2)
