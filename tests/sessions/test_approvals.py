@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import hostler
 from hostler.harness import Answered, Approval, Done
+from hostler.store import Store, approvals, queries
 from hostler.testing.model_server import ModelServer
 from tests.sessions.programs import ALL, FAKE_PROGRAM, Program, ids
 from tests.sessions.test_kill import App
@@ -20,6 +22,12 @@ from tests.sessions.test_restart import asking, job_of, journal, of_turn, state_
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 FAKE = FAKE_PROGRAM.harness
+
+
+def new_session(conn: Any) -> Any:
+    return queries.create_session(
+        conn, key="k", harness="fake", new_id="n", workdir="/w", owned=True, rules={}, callables=[], now=1.0
+    )
 
 
 def cli(*arguments: str, code: int = 0) -> str:
@@ -108,6 +116,30 @@ def test_an_answer_for_good(models: ModelServer, workspace: Path) -> None:
         records = journal(session, session.run("x").turn_id)
     assert asked == ["git status", "git status; rm x"]
     assert [r.event.allow for r in records if isinstance(r.event, Answered)] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (("edit", {"path": "a", "call": 1}), ("edit", {"path": "b", "call": 2}), True),
+        (("edit", {"path": "a"}), ("write", {"path": "a"}), False),
+        (("bash", {"command": "ls", "call": 1, "reason": "x"}), ("bash", {"command": "ls", "call": 2}), True),
+        (("bash", {"command": "ls"}), ("bash", {"command": "ls; rm x"}), False),
+        (("permissions", {"permissions": {"net": 1}}), ("permissions", {"permissions": {"net": 2}}), False),
+        (("mcp", {"server": "a", "message": "add?"}), ("mcp", {"server": "a", "message": "remove?"}), False),
+        (("odd", ["no", "dict"]), ("odd", None), True),
+    ],
+)
+def test_which_questions_are_alike(one: Any, other: Any, alike: bool, tmp_path: Path) -> None:
+    async def work() -> bool | None:
+        store = Store.open(str(tmp_path / "store.db"))
+        row = await store.write(new_session)
+        await store.write(lambda conn: approvals.remember(conn, row.id, Approval("1", *one), True))
+        known = await store.read(lambda conn: approvals.remembered(conn, row.id, Approval("2", *other)))
+        store.close()
+        return known
+
+    assert asyncio.run(work()) is (True if alike else None)
 
 
 def test_of_many_answers_one_counts(models: ModelServer) -> None:

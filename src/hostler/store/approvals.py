@@ -104,8 +104,12 @@ def remembered(conn: Connection, session: int, approval: Approval) -> bool | Non
     return None if answer is None else bool(answer)
 
 
+# What makes a question one of its own; the rest (a number, a reason, a description) differs each time it is asked.
+_TELLING = ("command", "permissions", "server", "message")
+
+
 def _kind(approval: Approval) -> str:
-    """Which questions are alike: those for the same tool, for a shell command only for the very same one."""
-    if approval.tool != "bash":
-        return approval.tool
-    return f"{approval.tool} {json.dumps(approval.input, sort_keys=True, default=repr)}"
+    """Which questions are alike: those for the same tool, of a shell command only those for the very same one."""
+    given = approval.input if isinstance(approval.input, dict) else {}
+    telling = {name: given[name] for name in _TELLING if name in given}
+    return f"{approval.tool} {json.dumps(telling, sort_keys=True, default=repr)}"
