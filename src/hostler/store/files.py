@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from ..types.events import FileStaged, Record
 from ..types.result import FileRef
@@ -46,12 +46,16 @@ def forget_notices(conn: Connection, session: int, before: int) -> None:
         conn.execute(update(sessions).where(sessions.c.id == session).values(notices=left))
 
 
+# Made once: making a statement costs more than running it.
+_MARKED = select(sessions.c.marked).where(sessions.c.id == bindparam("s"))
+_NEWEST = select(func.max(artifacts.c.number)).where(artifacts.c.session == bindparam("s")).group_by(artifacts.c.path)
+_KEPT = select(artifacts.c.path, artifacts.c.sha256).where(artifacts.c.number.in_(_NEWEST))
+
+
 def kept(conn: Connection, session: int) -> tuple[Mapping[str, str | None], Mapping[str, str]]:
     """The staged files that are artifacts, with their media types; and of each artifact's path the newest SHA-256."""
-    marked = conn.execute(select(sessions.c.marked).where(sessions.c.id == session)).scalar_one()
-    newest = select(func.max(artifacts.c.number)).where(artifacts.c.session == session).group_by(artifacts.c.path)
-    rows = conn.execute(select(artifacts.c.path, artifacts.c.sha256).where(artifacts.c.number.in_(newest)))
-    return marked, {row.path: row.sha256 for row in rows}
+    marked = conn.execute(_MARKED, {"s": session}).scalar_one()
+    return marked, {row.path: row.sha256 for row in conn.execute(_KEPT, {"s": session})}
 
 
 def keep(conn: Connection, session: int, turn: str, files: Sequence[FileRef]) -> None:

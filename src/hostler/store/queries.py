@@ -365,8 +365,11 @@ def next_turn(conn: Connection, session: int, host: str, is_dead: IsDead) -> tup
     return _turn(row, held), lease  # the status as it was: "running" means that it must be recovered
 
 
+_GET_TURN = select(turns).where(turns.c.id == bindparam("t"))
+
+
 def get_turn(conn: Connection, turn: str) -> Turn | None:
-    row = conn.execute(select(turns).where(turns.c.id == turn)).first()
+    row = conn.execute(_GET_TURN, {"t": turn}).first()
     return None if row is None else _turn(row, get_session(conn, row.session))
 
 
