@@ -112,13 +112,17 @@ async def again(host: Host, row: Row[Any], options: Options, given: Mapping[str,
         )
     tools = await _tools(options)
     dirs = SessionDirs.of(host.data_dir, row.key)
-    sandbox = await _same_sandbox(options, row, dirs, host)
+    live = host.sessions.get(row.id)
+    if live is not None and options.sandbox is live.options.sandbox:
+        sandbox = live.sandbox
+    else:
+        sandbox = await _same_sandbox(options, row, dirs, host)
     rules = {**row.rules, **{name: value for name, value in options.rules().items() if name in given}}
     refuse_unheld(runtime, replace(options, **{n: v for n, v in rules.items() if n in Options.RULES}))
     route_of(runtime, rules, options.api_key)
     if rules != row.rules or options.callables() != row.callables:
         await host.store.write(lambda conn: queries.change_rules(conn, row.id, rules, options.callables()))
-    if (live := host.sessions.get(row.id)) is not None:
+    if live is not None:
         live.renew(options, rules, tools)
         return host.keep(live)
     live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
