@@ -197,7 +197,6 @@ class Answer:
     id: str
     allow: bool
     reason: str | None = None
-    always: bool = False
 
 
 Command: TypeAlias = Prompt | Interrupt | Steer | Answer
