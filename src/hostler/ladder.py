@@ -93,7 +93,7 @@ class Place:
 
 
 _INSTRUCTIONS = 1 << 16  # bytes of a project's instruction file that are read
-_PER_TURN = ("timeout", "max_cost", "metadata", "api_base", "trace", "redact")
+_PER_TURN = ("timeout", "max_cost", "metadata", "api_base", "trace", "redact", "extra_body")
 
 
 def may_resume(stored: Stored, place: Place) -> str | None:

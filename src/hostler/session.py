@@ -112,6 +112,8 @@ class SessionCore:
         for name in ("sandbox", "state_dir", "tools", "skills", "output"):
             if name in options:
                 raise CapabilityUnsupported(f"{name} belongs to the session and cannot be changed for one call.")
+        if extra_body is None:
+            extra_body = self._live.rules.get("extra_body")
         call = Call(given.on_approval, given.on_event, loop, given.api_key)
         on_busy = given.on_busy if "on_busy" in options else self._live.options.on_busy
         if on_busy == "steer" and self._live.running is not None:

@@ -23,6 +23,8 @@ from ..types.events import (
     Compaction,
     Done,
     FileChange,
+    FileMoved,
+    FileRemoved,
     FileStaged,
     ModelCall,
     Notice,
@@ -134,6 +136,10 @@ class Pretty:
             case FileStaged(file=file, source=source):
                 words = f"{file.path}, {file.bytes:,} bytes" + (f", from {source}" if source else "")
                 self._line(record, "staged", words, "blue")
+            case FileRemoved(path=path):
+                self._line(record, "removed", path, "blue")
+            case FileMoved(path=path, target=target):
+                self._line(record, "moved", f"{path} to {target}", "blue")
             case Approval(id=id, tool=tool, input=given):
                 self._line(record, "asks", f"{tool}  {brief(given)}  ({id})", "magenta")
             case Answered(allow=allow, reason=reason):

@@ -600,7 +600,7 @@ class LiveSession:
     async def close(self) -> None:
         """End the turn and the program; what finished turns left stays in the store."""
         await self._quiesce()
-        await self._end(status="closed")
+        await self._end(status="idle" if self.rules.get("keyed") else "closed")
 
     async def stop(self) -> None:
         """End the program; the session can be resumed."""

@@ -1,4 +1,4 @@
-"""Sessions whose time is over: those that nobody has a key of, and closed ones where the operator says for how long."""
+"""Sessions whose time is over: those that nobody has a key of; closed and keyed ones where the operator says how long."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def retired(store: Store, settings: Settings) -> list[Retired]:
         lambda conn: queries.expired_sessions(conn, now - settings.ephemeral_ttl, now - settings.retention)
     )
     return [
-        Retired(row, f"{'made without a key' if row.ephemeral else 'closed'}, last used {_days(now - row.updated)} ago")
+        Retired(row, f"{'made without a key, ' if row.ephemeral else ''}last used {_days(now - row.updated)} ago")
         for row in found
         if not row.program or not keeper.alive(KeeperAddress.from_dict(row.program["address"]))
     ]
