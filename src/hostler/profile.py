@@ -9,7 +9,7 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakValueDictionary
 
 from sqlalchemy import Row
@@ -22,7 +22,7 @@ from .runtimes import runtime_for
 from .session import SessionCore, TurnSource
 from .store import queries
 from .types.errors import CapabilityUnsupported, SessionLost, StateIncompatible
-from .types.options import Options
+from .types.options import HarnessOptions, Options
 from .types.result import Usage
 from .types.runtime import AcpAgent, Harness, Runtime, check_harness
 
@@ -103,17 +103,20 @@ class HarnessProfile:
         return Sessions(SessionsCore(self))
 
 
-def create_harness(*, host: LocalHost, runtime: Harness | AcpAgent | Runtime, **options: Any) -> HarnessProfile:
+def create_harness(
+    *, host: LocalHost, runtime: Harness | AcpAgent | Runtime, **options: Unpack[HarnessOptions]
+) -> HarnessProfile:
     """A program (``runtime``) with its rules, on a host; the options are those of `agent_session`.
 
     Raises TypeError, ValueError or CapabilityUnsupported for what it cannot hold; starts nothing.
     """
+    given: dict[str, Any] = dict(options)
     for name in ("input_types", "persistent_dirs"):
-        if options.pop(name, None):
+        if given.pop(name, None):
             raise CapabilityUnsupported(f"{name} cannot be given to any harness yet.")
-    if "state_dir" in options:
+    if "state_dir" in given:
         raise TypeError("state_dir= does not go with host=: the host's data_dir is where its sessions are.")
-    return HarnessProfile(host, check_harness(runtime), options)
+    return HarnessProfile(host, check_harness(runtime), given)
 
 
 class SessionsCore:

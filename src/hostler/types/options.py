@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from .events import Record
+from .events import Approval, Record
 from .runtime import Permissions
 
 OnBusy = Literal["queue", "reject", "interrupt", "steer"]
@@ -34,7 +34,8 @@ class OptionsDict(TypedDict, total=False):
     permissions: Permissions
     allow: Sequence[str]
     deny: Sequence[str]
-    on_approval: Callable[[Any], Any] | None
+    on_approval: Callable[[Approval], Any] | None
+    """Called with each question; True (also awaited) allows. It wants to be given again when the session is resumed."""
     output: Any
     max_turns: int | None
     max_cost: float | None
@@ -50,6 +51,14 @@ class OptionsDict(TypedDict, total=False):
     on_busy: OnBusy
     on_event: Callable[[Record], Any] | None
     state_dir: str | None
+
+
+class HarnessOptions(OptionsDict, total=False):
+    """The keyword arguments of `create_harness`: `OptionsDict`, of which ``state_dir`` is the host's, and what only a
+    harness has."""
+
+    input_types: Mapping[str, Any]
+    persistent_dirs: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class Options:
     permissions: Permissions = "full"
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
-    on_approval: Callable[[Any], Any] | None = None
+    on_approval: Callable[[Approval], Any] | None = None
     output: Any = None
     max_turns: int | None = None
     max_cost: float | None = None
