@@ -181,9 +181,7 @@ class SessionsCore:
     async def follow(self, id: str, after: int | None = None) -> Follower:
         """Records of the session's journal above ``after`` (None: from now on); starts nothing."""
         host, row = await self._row(id)
-        if after is not None and not 0 <= after <= row.seq:
-            raise ValueError(f"Session {id!r} has records 1 to {row.seq}; it cannot be followed from {after}.")
-        return host.journal.follow(row.id, row.seq if after is None else after)
+        return host.journal.follow_from(row, after)
 
     async def cancel(self, id: str, turn: str | None = None) -> None:
         """Ask for the end of one accepted turn, or of all; they get their `Done` wherever they run or wait."""

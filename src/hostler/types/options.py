@@ -126,6 +126,9 @@ class Options:
                 if isinstance(values[name], str):
                     raise TypeError(f"{name} takes a list, not a string: {name}=[{values[name]!r}].")
                 values[name] = tuple(values[name] or ())
+        for name in ("disable_tools", "allow", "deny"):
+            if not all(isinstance(rule, str) for rule in values.get(name, ())):
+                raise TypeError(f"{name} takes a list of strings, not {values[name]!r}.")
         if values.get("redact") is not None:
             if isinstance(values["redact"], str) or not all(isinstance(key, str) and key for key in values["redact"]):
                 raise TypeError("redact takes a list of keys: redact=['password'].")

@@ -22,6 +22,7 @@ class OpenCode:
     project_instructions: tuple[str, ...] = ()
     model_first: bool = True
     project_code: tuple[str, ...] = (".opencode/plugin", ".opencode/plugins")
+    tool_names: frozenset[str] | None = None
     capabilities = Capabilities(
         permissions=("full", "read-only", "edit", "ask"),
         approvals=True,
