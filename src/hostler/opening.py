@@ -88,6 +88,11 @@ async def make(
     tools = await _tools(options)
     dirs = SessionDirs.of(host.data_dir, key)
     sandbox, owned = await _sandbox(options.sandbox, dirs, host)
+    if dirs.used and await host.store.read(lambda conn: queries.find_session(conn, key)) is None:
+        raise SessionLost(
+            f"The store does not know session {key!r}, but {dirs.root} holds the history of its program: the store has lost "
+            "it, or was replaced. Put the store back from a copy; or remove that folder (hostler gc) to begin anew."
+        )
     rules = {**options.rules(), **own}
     if isinstance(harness, AcpAgent):
         rules[_COMMAND] = list(harness.command)

@@ -45,7 +45,7 @@ def read(data_dir: str, work: Callable[[Store], Awaitable[T]]) -> T:
     over = threading.Event()
 
     async def opened() -> T:
-        store = Store.open(os.path.join(data_dir, "store.db"))
+        store = Store.open(os.path.join(data_dir, "store.db"), make=False)
         try:
             return await work(store)
         finally:

@@ -21,7 +21,7 @@ from ..store import Store, approvals, queries
 from ..turn import Stop
 from ..types.errors import HarnessError
 from ..types.runtime import Answer
-from ..workspace import prepare
+from ..workspace import holds_sessions, prepare
 from . import retention
 from .hold import Hold
 from .identity import BEAT_EVERY, HostLock, become_unreadable, is_dead, machine_id, uptime
@@ -60,7 +60,7 @@ class Host:
         if Settings.read().nondumpable:
             become_unreadable()
         data_dir = await asyncio.to_thread(prepare, data_dir)
-        store = await asyncio.to_thread(Store.open, os.path.join(data_dir, "store.db"))
+        store = await asyncio.to_thread(_open_store, data_dir)
         host = cls(data_dir, store, HostLock(os.path.join(data_dir, "hosts")))
         await store.write(
             lambda conn: queries.put_host(
@@ -198,6 +198,11 @@ class Host:
 
     async def _wishes(self, turns: list[str]) -> tuple[list[tuple[str, str]], dict[str, list[approvals.Left]]]:
         return await self.store.read(lambda conn: (queries.stops_of(conn, turns), approvals.answers_left(conn, turns)))
+
+
+def _open_store(data_dir: str) -> Store:
+    # Folders without a store that knows them are not taken for a new data dir.
+    return Store.open(os.path.join(data_dir, "store.db"), make=not holds_sessions(data_dir))
 
 
 _hosts: dict[str, Host] = {}
