@@ -73,16 +73,32 @@ def saw(state_dir: Path) -> dict[str, int]:
     return {str(path.relative_to(state_dir)): path.stat().st_size for path in state_dir.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("damage", [zeroed, scrambled])
-def test_a_log_that_is_wholly_destroyed_is_named(
-    damage: Callable[[Path], None], options: dict[str, Any], state_dir: Path
-) -> None:
+def test_what_is_a_log_and_what_is_not(tmp_path: Path) -> None:
+    store, wal = tmp_path / "store.db", tmp_path / "store.db-wal"
+    database = sqlite3.connect(store)
+    database.executescript("pragma journal_mode=wal; create table a (b); insert into a values (1);")
+    assert not is_damaged(str(wal))
+    whole = wal.read_bytes()
+    database.close()
+    assert not is_damaged(str(wal))  # the last one who closes takes it along
+    for content in (whole, whole[:-1], whole[:40], whole[:32] + b"\0" * 4096, b"", b"\0" * 32):
+        wal.write_bytes(content)  # a torn end is SQLite's to mend, and a header alone holds nothing
+        assert not is_damaged(str(wal))
+    for damage in (zeroed, scrambled):
+        wal.write_bytes(whole)
+        damage(wal)
+        assert is_damaged(str(wal))
+    wal.write_bytes(whole[:20] + b"\0" + whole[21:])
+    assert is_damaged(str(wal))
+
+
+def test_a_log_that_is_wholly_destroyed_is_named(options: dict[str, Any], state_dir: Path) -> None:
     """SQLite would take it for empty. Without it, what was in the store before is there, and what was not is lost aloud."""
     app(state_dir, options, "old", "cleanly")
     app(state_dir, options, "new", "killed")
     wal = state_dir / "store.db-wal"
     assert not is_damaged(str(wal))
-    damage(wal)
+    zeroed(wal)
     before = saw(state_dir)
     harness = harness_of(state_dir, options)
     for call in (harness.sessions.list, lambda: harness.sessions.get_or_create("old")):
@@ -121,14 +137,14 @@ def test_a_store_that_is_new_beside_old_folders_is_not_begun(
             harness.sessions.get_or_create("chat")
         with pytest.raises(StoreError, match="beside it are the folders of sessions"):
             hostler.agent(FAKE, "hi", state_dir=str(state_dir), **options)
-    for command in ("sessions", "gc", "ps", "doctor"):
+    if damage is fresh:
         done = subprocess.run(
-            [sys.executable, "-m", "hostler.cli", command, "--data-dir", str(state_dir)],
+            [sys.executable, "-m", "hostler.cli", "gc", "--data-dir", str(state_dir)],
             capture_output=True,
             timeout=60,
             check=False,
         )
-        assert b"Traceback" not in done.stderr
+        assert b"beside it are the folders" in done.stderr
     assert {name: size for name, size in saw(state_dir).items() if not name.startswith("store.db")} == {
         name: size for name, size in before.items() if not name.startswith("store.db")
     }
