@@ -599,13 +599,11 @@ class LiveSession:
 
     async def close(self) -> None:
         """End the turn and the program; what finished turns left stays in the store."""
-        await self._quiesce()
-        await self._end(status="idle" if self.rules.get("keyed") else "closed")
+        await self._ended(status="idle" if self.rules.get("keyed") else "closed")
 
     async def stop(self) -> None:
         """End the program; the session can be resumed."""
-        await self._quiesce()
-        await self._end(status="idle")
+        await self._ended(status="idle")
 
     async def detach(self) -> None:
         """Leave the program, and a turn if one runs, to its keeper."""
@@ -623,6 +621,12 @@ class LiveSession:
 
     async def part(self) -> None:
         """This process ends: close, unless it runs a turn that is another's; that is left to who comes next."""
+        try:
+            await self._part()
+        except StoreError:
+            await self._abandon()
+
+    async def _part(self) -> None:
         worker = self._worker
         if worker is not None and not worker.done():
             with contextlib.suppress(TimeoutError):
@@ -659,6 +663,23 @@ class LiveSession:
                 await asyncio.gather(worker, return_exceptions=True)
                 await self.hold.end()
                 await self.host.give_up(self.id)  # its Done is written by whoever comes next
+
+    async def _ended(self, status: str) -> None:
+        try:
+            await self._quiesce()
+            await self._end(status)
+        except StoreError:
+            await self._abandon()
+            raise
+
+    async def _abandon(self) -> None:
+        """Nothing can be written: the program is ended all the same, and its turn is left to who comes next."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        await self.hold.end()
+        await self.host.give_up(self.id)
+        await asyncio.to_thread(self._watch.close)
 
     async def _end(self, status: str) -> None:
         lease = await self.host.store.write(

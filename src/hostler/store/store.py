@@ -227,7 +227,7 @@ def _synchronous(conn: Connection, full: bool) -> None:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, OperationalError) and "full" in str(error.orig):
-        return "the disk is full"
+        return "the disk is full. Make room and call again; what was accepted goes on by itself"
     if isinstance(error, DatabaseError):
         return str(error.orig)
     return str(error)
