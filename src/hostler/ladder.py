@@ -63,6 +63,7 @@ class Stored:
     progress: dict[str, Any] | None
     frame: int
     native: dict[str, Any] | None
+    workdir: str = ""  # as it was when the session was made; an owned one moves with its data dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +299,8 @@ def _restore(stored: Stored, place: Place) -> str | None:
     ):
         assert stored.native is not None
         native.restore(place.dirs.native, place.dirs.home, stored.native)
+    if native_id is not None and stored.workdir != place.sandbox.workdir:
+        native.relocate(place.dirs.home, place.runtime.native_files, place.sandbox.workdir)
     return native_id
 
 

@@ -91,11 +91,13 @@ class NativeFile:
 
     ``pattern`` is a glob (``*`` within a name, ``**`` over folders) in which ``{id}`` stands for the native id.
     ``kind``: ``jsonl`` is a text file that only grows line by line (a torn last line may be dropped), ``file`` is
-    copied whole, ``sqlite`` is copied with SQLite's own backup.
+    copied whole, ``sqlite`` is copied with SQLite's own backup. ``moved`` is the SQL that tells a database of a session's
+    new working directory, ``:workdir``, where the program would not find the conversation otherwise.
     """
 
     pattern: str
     kind: Literal["jsonl", "file", "sqlite"] = "file"
+    moved: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
