@@ -142,6 +142,7 @@ class LiveSession:
                 f"max_cost needs a price, and none is known for the model {place.route.model!r}. Leave max_cost out, or use "
                 "a model that the gateway or the price list knows."
             )
+        self.host.check_open(self.key)
         # Whole or not at all: a caller who goes away in the middle leaves no turn that nobody serves.
         put = self._put(place, prompt, rules, call, turn_id or self.host.new_id("turn"), reject_busy, extra_body)
         putting = self.host.spawn(put)
