@@ -30,7 +30,7 @@ first = threading.Event()
 def work(n):
     for event in session.stream(HANG):
         first.set()
-    print(event.result.stop_reason, flush=True)
+    sys.stdout.write(event.result.stop_reason + "\n")
 pool = ThreadPoolExecutor(2)
 for n in range(5):
     pool.submit(work, n)
@@ -40,7 +40,7 @@ BY_KEY = """
 host = hostler.local_host(options.pop("state_dir"))
 harness = hostler.create_harness(host=host, runtime=FAKE, **options)
 def work(n):
-    print(hostler.generate_harness(harness=harness, session=str(n), prompt=HANG).stop_reason, flush=True)
+    sys.stdout.write(hostler.generate_harness(harness=harness, session=str(n), prompt=HANG).stop_reason + "\n")
 pool = ThreadPoolExecutor(4)
 for n in range(8):
     pool.submit(work, n)
@@ -49,7 +49,7 @@ time.sleep(float(sys.argv[2]))
 THREADS = """
 def work():
     with hostler.agent_session(FAKE, **options) as session:
-        print(session.run(json.dumps([{"text": "a"}, {"sleep": 0.3}])).stop_reason, flush=True)
+        sys.stdout.write(session.run(json.dumps([{"text": "a"}, {"sleep": 0.3}])).stop_reason + "\n")
 for _ in range(2):
     threading.Thread(target=work).start()
 """
