@@ -73,7 +73,12 @@ async def find(store: Store, key: str) -> Row[Any]:
     raise SessionLost(f"There is no session {printable(key)!r}.{meant}")
 
 
+def workdir_of(data_dir: str, row: Row[Any]) -> str:
+    """Where a session works; its own workspace is where its data dir is now."""
+    return SessionDirs.of(data_dir, row.key).session if row.owned else str(row.workdir)
+
+
 def roots_of(data_dir: str, row: Row[Any]) -> Roots:
     """The folders of a session."""
     dirs = SessionDirs.of(data_dir, row.key)
-    return Roots(dirs.workspace(dirs.session if row.owned else row.workdir).mounts, make=False)
+    return Roots(dirs.workspace(workdir_of(data_dir, row)).mounts, make=False)
