@@ -28,6 +28,7 @@ from hostler.testing.model_server import ModelServer
 
 FAKE = FAKE_PROGRAM.harness
 KILLS = 10  # of one test
+ALL_KILLS = int(os.environ.get("HOSTLER_KILLS") or (500 if SOAK else 30))
 
 
 @pytest.fixture
@@ -77,8 +78,12 @@ def stored(data_dir: Path, key: str) -> list[Any]:
     return [[seq, turn, json.loads(event)] for seq, turn, event in rows]
 
 
-@pytest.mark.parametrize("chunk", range(50 if SOAK else 1))
-def test_what_a_subscriber_saw_is_in_the_store(chunk: int, options: dict[str, Any], data_dir: Path) -> None:
+@pytest.mark.longer
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("chunk", range(-(-ALL_KILLS // KILLS)))
+def test_what_a_subscriber_saw_is_in_the_store(
+    chunk: int, options: dict[str, Any], data_dir: Path, record_property: Callable[[str, object], None]
+) -> None:
     """kill -9 at random moments: journal first, then everybody else."""
     data_dir.parent.mkdir(exist_ok=True)
     harness = hostler.create_harness(host=hostler.local_host(data_dir), runtime=FAKE, **options)
@@ -105,6 +110,8 @@ def test_what_a_subscriber_saw_is_in_the_store(chunk: int, options: dict[str, An
         assert stored(data_dir, key)[: len(kept)] == kept
         harness.sessions.delete(key)
         seen += len(saw)
+        over = any(event["type"] == "done" for _, _, event in kept)
+        record_property("kill", ["a host", "killed after its Done" if over else "killed before its Done"])
     assert seen > KILLS, "every app died before it saw anything"
 
 
