@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import ending as _ending  # noqa: F401  before a thread that hostler is first used in, when the main one may be over
+
 if TYPE_CHECKING:
     from . import harness as harness
     from . import sandbox as sandbox

@@ -184,7 +184,10 @@ class Sessions:
         self._core = core
 
     def get_or_create(self, id: str, extra_body: Any = None) -> Session:
-        """The session under the app's key ``id`` (any text, 1 to 512 characters), made when there is none."""
+        """The session under the app's key ``id`` (any text, 1 to 512 characters), made when there is none.
+
+        ``extra_body`` (JSON) becomes the context of its turns that bring none; it is stored with the session and stays
+        until another is given."""
         return portal.run(self._core.get_or_create(id, extra_body))
 
     async def aget_or_create(self, id: str, extra_body: Any = None) -> Session:

@@ -29,7 +29,7 @@ from .types.errors import (
     SessionLost,
     StateIncompatible,
 )
-from .types.runtime import Launch, LaunchContext, Runtime
+from .types.runtime import Folded, Launch, LaunchContext, Runtime
 from .types.sandbox import Sandbox
 from .workspace import SessionDirs, native
 from .workspace.artifacts import FOLDER
@@ -63,6 +63,7 @@ class Stored:
     progress: dict[str, Any] | None
     frame: int
     native: dict[str, Any] | None
+    workdir: str = ""  # as it was when the session was made; an owned one moves with its data dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Place:
 
 
 _INSTRUCTIONS = 1 << 16  # bytes of a project's instruction file that are read
-_PER_TURN = ("timeout", "max_cost", "metadata", "api_base", "trace", "redact")
+_PER_TURN = ("timeout", "max_cost", "metadata", "api_base", "trace", "redact", "extra_body")
 
 
 def may_resume(stored: Stored, place: Place) -> str | None:
@@ -208,7 +209,7 @@ async def launch(stored: Stored, place: Place) -> Launched:
             options=rules["options"],
             artifacts=place.artifacts,
         )
-        plan = _plan(runtime, context)
+        plan, folded = _plan(runtime, context)
         await asyncio.to_thread(_write_files, dirs, plan)
         env = {**sandbox.environment(home=dirs.home, tmp=dirs.tmp), **plan.env, ARTIFACTS: place.artifacts}
         spec = KeeperSpec(
@@ -227,8 +228,14 @@ async def launch(stored: Stored, place: Place) -> Launched:
             raise HarnessInstallFailed(f"{runtime.name} does not start: {error}") from error
     finally:
         listener.close()
-    progress = begun(runtime.codec, runtime.codec.start(context))
-    return Launched(address, token, tool_token, place.fingerprint(), progress, "native" if native_id else None)
+    return Launched(
+        address,
+        token,
+        tool_token,
+        place.fingerprint(),
+        begun(runtime.codec, folded),
+        "native" if native_id else None,
+    )
 
 
 async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) -> Program:
@@ -248,9 +255,10 @@ async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) ->
     return program
 
 
-def _plan(runtime: Runtime, context: LaunchContext) -> Launch:
+def _plan(runtime: Runtime, context: LaunchContext) -> tuple[Launch, Folded]:
+    """How it is started and what it must hear first: known before anything runs."""
     try:
-        return runtime.launch(context)
+        return runtime.launch(context), runtime.codec.start(context)
     except HarnessError:
         raise
     except Exception as error:  # options that nobody foresaw end this turn, not every one after it
@@ -291,6 +299,8 @@ def _restore(stored: Stored, place: Place) -> str | None:
     ):
         assert stored.native is not None
         native.restore(place.dirs.native, place.dirs.home, stored.native)
+    if native_id is not None and stored.workdir != place.sandbox.workdir:
+        native.relocate(place.dirs.home, place.runtime.native_files, place.sandbox.workdir)
     return native_id
 
 

@@ -9,20 +9,20 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakValueDictionary
 
 from sqlalchemy import Row
 
 from .host import Host, implicit_host, retention
 from .host.journal import Follower
-from .opening import again, make
+from .opening import again, keyed, make
 from .rules import refuse_unbuilt, refuse_unheld
 from .runtimes import runtime_for
 from .session import SessionCore, TurnSource
 from .store import queries
 from .types.errors import CapabilityUnsupported, SessionLost, StateIncompatible
-from .types.options import Options
+from .types.options import HarnessOptions, Options
 from .types.result import Usage
 from .types.runtime import AcpAgent, Harness, Runtime, check_harness
 
@@ -41,14 +41,26 @@ class LocalHost:
     """The host on a data dir of this machine; made by `local_host`, opened when it is first used."""
 
     data_dir: str
+    max_concurrent: int | None = None
 
     async def open(self) -> Host:
-        return await implicit_host(self.data_dir)
+        host = await implicit_host(self.data_dir)
+        if self.max_concurrent is not None:
+            host.slots.resize(self.max_concurrent)
+        return host
 
 
-def local_host(data_dir: str | os.PathLike[str] = ".hostler") -> LocalHost:
-    """A host that keeps its sessions in plain folders below ``data_dir`` (made when first used, for this user only)."""
-    return LocalHost(os.path.abspath(os.path.expanduser(os.fspath(data_dir))))
+def local_host(data_dir: str | os.PathLike[str] = ".hostler", *, max_concurrent: int | None = None) -> LocalHost:
+    """A host that keeps its sessions in plain folders below ``data_dir`` (made when first used, for this user only).
+
+    ``max_concurrent``: at most so many programs at once in this process, the number that was used last on this data dir;
+    further turns wait, first come, first served. None: HOSTLER_MAX_RUNTIMES.
+    """
+    if max_concurrent is not None and (
+        isinstance(max_concurrent, bool) or not isinstance(max_concurrent, int) or max_concurrent < 1
+    ):
+        raise ValueError(f"max_concurrent must be a positive whole number or None, not {max_concurrent!r}.")
+    return LocalHost(os.path.abspath(os.path.expanduser(os.fspath(data_dir))), max_concurrent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +103,20 @@ class HarnessProfile:
         return Sessions(SessionsCore(self))
 
 
-def create_harness(*, host: LocalHost, runtime: Harness | AcpAgent | Runtime, **options: Any) -> HarnessProfile:
+def create_harness(
+    *, host: LocalHost, runtime: Harness | AcpAgent | Runtime, **options: Unpack[HarnessOptions]
+) -> HarnessProfile:
     """A program (``runtime``) with its rules, on a host; the options are those of `agent_session`.
 
     Raises TypeError, ValueError or CapabilityUnsupported for what it cannot hold; starts nothing.
     """
+    given: dict[str, Any] = dict(options)
     for name in ("input_types", "persistent_dirs"):
-        if options.pop(name, None):
+        if given.pop(name, None):
             raise CapabilityUnsupported(f"{name} cannot be given to any harness yet.")
-    if "state_dir" in options:
+    if "state_dir" in given:
         raise TypeError("state_dir= does not go with host=: the host's data_dir is where its sessions are.")
-    return HarnessProfile(host, check_harness(runtime), options)
+    return HarnessProfile(host, check_harness(runtime), given)
 
 
 class SessionsCore:
@@ -110,21 +125,26 @@ class SessionsCore:
     def __init__(self, profile: HarnessProfile) -> None:
         self._profile = profile
 
-    async def core(self, id: str, *, ephemeral: bool = False) -> SessionCore:
+    async def core(self, id: str, *, extra_body: Any = None, ephemeral: bool = False) -> SessionCore:
         """The session under this key: found, or made."""
         host = await self._profile.host.open()
         check_key(id)
         row = await host.store.read(lambda conn: queries.find_session(conn, id))
         options = self._profile.options
         if row is None:
-            return SessionCore(await make(host, id, self._profile.runtime, options, ephemeral=ephemeral))
-        return await self._again(host, row)
+            own = {} if ephemeral else keyed(extra_body)
+            return SessionCore(await make(host, id, self._profile.runtime, options, ephemeral=ephemeral, own=own))
+        return await self._again(host, row, extra_body)
 
     async def get_or_create(self, id: str, extra_body: Any = None) -> Session:
-        """The session under the app's key ``id`` (any text, 1 to 512 characters), made when there is none."""
+        """The session under the app's key ``id`` (any text, 1 to 512 characters), made when there is none.
+
+        ``extra_body`` (JSON) becomes the context of its turns that bring none; it is stored with the session and stays
+        until another is given."""
         from .faces import Session
 
-        return Session(await self.core(id))
+        check_extra_body(extra_body)
+        return Session(await self.core(id, extra_body=extra_body))
 
     async def get(self, id: str) -> Session:
         """The session under this key. Raises SessionLost when there is none."""
@@ -161,9 +181,7 @@ class SessionsCore:
     async def follow(self, id: str, after: int | None = None) -> Follower:
         """Records of the session's journal above ``after`` (None: from now on); starts nothing."""
         host, row = await self._row(id)
-        if after is not None and not 0 <= after <= row.seq:
-            raise ValueError(f"Session {id!r} has records 1 to {row.seq}; it cannot be followed from {after}.")
-        return host.journal.follow(row.id, row.seq if after is None else after)
+        return host.journal.follow_from(row, after)
 
     async def cancel(self, id: str, turn: str | None = None) -> None:
         """Ask for the end of one accepted turn, or of all; they get their `Done` wherever they run or wait."""
@@ -179,11 +197,12 @@ class SessionsCore:
             raise SessionLost(f"There is no session {id!r} on the host {host.data_dir}.")
         return host, row
 
-    async def _again(self, host: Host, row: Row[Any]) -> SessionCore:
+    async def _again(self, host: Host, row: Row[Any], extra_body: Any = None) -> SessionCore:
         name = runtime_for(self._profile.runtime).name
         if row.harness != name:
             raise StateIncompatible(f"Session {row.key!r} is one of {row.harness!r}, this harness runs {name!r}.")
-        return SessionCore(await again(host, row, self._profile.options, self._profile.given))
+        own = keyed(extra_body) if extra_body is not None else {}
+        return SessionCore(await again(host, row, self._profile.options, self._profile.given, own=own))
 
 
 async def begin(
@@ -197,10 +216,7 @@ async def begin(
     overrides: Mapping[str, Any],
 ) -> TurnSource:
     """Accept one turn of the session with this key, or of a new one that nobody comes back to."""
-    try:
-        json.dumps(extra_body)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"extra_body must be a JSON value: {error}.") from None
+    check_extra_body(extra_body)
     if run_id is not None and not isinstance(run_id, str):
         raise TypeError(f"A run_id is a string, not {type(run_id).__name__}.")
     ephemeral = hashlib.sha256(run_id.encode()).hexdigest()[:32] if run_id is not None else uuid.uuid4().hex
@@ -234,6 +250,14 @@ def prompt_of(messages: Sequence[Mapping[str, Any]] | None, prompt: str | None) 
     if isinstance(content, Sequence) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in content):
         return "\n".join(str(p.get("text", "")) for p in content)
     raise CapabilityUnsupported("A user message takes text for now: a string, or parts of type 'text'.")
+
+
+def check_extra_body(extra_body: object) -> None:
+    """Raise TypeError for what is not JSON."""
+    try:
+        json.dumps(extra_body)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"extra_body must be a JSON value: {error}.") from None
 
 
 def check_key(key: object) -> None:

@@ -112,6 +112,8 @@ class SessionCore:
         for name in ("sandbox", "state_dir", "tools", "skills", "output"):
             if name in options:
                 raise CapabilityUnsupported(f"{name} belongs to the session and cannot be changed for one call.")
+        if extra_body is None:
+            extra_body = self._live.rules.get("extra_body")
         call = Call(given.on_approval, given.on_event, loop, given.api_key)
         on_busy = given.on_busy if "on_busy" in options else self._live.options.on_busy
         if on_busy == "steer" and self._live.running is not None:
@@ -141,9 +143,7 @@ class SessionCore:
 
         Raises ValueError for a number that this session has not reached."""
         row = await self._live.host.store.read(lambda conn: queries.get_session(conn, self._live.id))
-        if after is not None and not 0 <= after <= row.seq:
-            raise ValueError(f"Session {self.key!r} has records 1 to {row.seq}; it cannot be followed from {after}.")
-        return self._live.host.journal.follow(self._live.id, row.seq if after is None else after)
+        return self._live.host.journal.follow_from(row, after)
 
     async def cancel(self) -> None:
         """End the running turn and those that wait, wherever they run. Returns when they have their `Done`."""

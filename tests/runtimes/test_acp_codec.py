@@ -250,7 +250,7 @@ def test_a_call_of_a_host_tool_is_not_a_builtin() -> None:
     ("approvals", "kinds", "answer", "chosen"),
     [
         (True, ("allow_always", "allow_once", "reject_once"), Answer("t1:0", True), "id-allow_once"),
-        (True, ("allow_always", "allow_once"), Answer("t1:0", True, always=True), "id-allow_always"),
+        (True, ("allow_always",), Answer("t1:0", True), "id-allow_always"),
         (True, ("allow_once", "reject_always"), Answer("t1:0", False), "id-reject_always"),
         (True, ("allow_once",), Answer("t1:0", False), None),
         (False, ("reject_once", "allow_once"), None, "id-allow_once"),

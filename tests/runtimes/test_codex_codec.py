@@ -366,3 +366,14 @@ def test_error_codes(error: dict[str, Any], code: str, retryable: bool) -> None:
     info = error_info(error)
     assert (info.code, info.retryable) == (code, retryable)
     assert info.message
+
+
+def test_a_turn_whose_beginning_was_not_told_ends_all_the_same() -> None:
+    talk = Talk().joined().say(Prompt("t1", "go"))
+    talk.told("turn/completed", turn={"id": "n1", "status": "completed", "items": []})
+    talk.tell(id=talk.message("t1")["id"], result={"turn": {"id": "n1"}})
+    talk.told("turn/started", turn={"id": "n1"})  # late
+    assert of(talk.events, Ended) == [Ended("done")]
+    talk.say(Prompt("t2", "go"))
+    talk.told("turn/started", turn={"id": "n1"})
+    assert talk.state["turn"]["native"] is None

@@ -257,4 +257,14 @@ def masker_of(place: Place | None) -> Masker:
 
 
 def stored_of(row: Row[Any]) -> Stored:
-    return Stored(row.key, row.native_id, row.new_id, row.finished, row.program, row.progress, row.frame, row.native)
+    return Stored(
+        row.key,
+        row.native_id,
+        row.new_id,
+        row.finished,
+        row.program,
+        row.progress,
+        row.frame,
+        row.native,
+        row.workdir,
+    )

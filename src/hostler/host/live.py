@@ -142,6 +142,7 @@ class LiveSession:
                 f"max_cost needs a price, and none is known for the model {place.route.model!r}. Leave max_cost out, or use "
                 "a model that the gateway or the price list knows."
             )
+        self.host.check_open(self.key)
         # Whole or not at all: a caller who goes away in the middle leaves no turn that nobody serves.
         put = self._put(place, prompt, rules, call, turn_id or self.host.new_id("turn"), reject_busy, extra_body)
         putting = self.host.spawn(put)
@@ -599,13 +600,11 @@ class LiveSession:
 
     async def close(self) -> None:
         """End the turn and the program; what finished turns left stays in the store."""
-        await self._quiesce()
-        await self._end(status="closed")
+        await self._ended(status="idle" if self.rules.get("keyed") else "closed")
 
     async def stop(self) -> None:
         """End the program; the session can be resumed."""
-        await self._quiesce()
-        await self._end(status="idle")
+        await self._ended(status="idle")
 
     async def detach(self) -> None:
         """Leave the program, and a turn if one runs, to its keeper."""
@@ -623,6 +622,12 @@ class LiveSession:
 
     async def part(self) -> None:
         """This process ends: close, unless it runs a turn that is another's; that is left to who comes next."""
+        try:
+            await self._part()
+        except StoreError:
+            await self._abandon()
+
+    async def _part(self) -> None:
         worker = self._worker
         if worker is not None and not worker.done():
             with contextlib.suppress(TimeoutError):
@@ -659,6 +664,23 @@ class LiveSession:
                 await asyncio.gather(worker, return_exceptions=True)
                 await self.hold.end()
                 await self.host.give_up(self.id)  # its Done is written by whoever comes next
+
+    async def _ended(self, status: str) -> None:
+        try:
+            await self._quiesce()
+            await self._end(status)
+        except StoreError:
+            await self._abandon()
+            raise
+
+    async def _abandon(self) -> None:
+        """Nothing can be written: the program is ended all the same, and its turn is left to who comes next."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        await self.hold.end()
+        await self.host.give_up(self.id)
+        await asyncio.to_thread(self._watch.close)
 
     async def _end(self, status: str) -> None:
         lease = await self.host.store.write(

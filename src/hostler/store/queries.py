@@ -184,10 +184,14 @@ _UNUSED = select(sessions.c.id, sessions.c.key, sessions.c.ephemeral, sessions.c
 
 
 def expired_sessions(conn: Connection, ephemeral_before: float, closed_before: float) -> list[Expired]:
-    """Sessions without a turn, accepted or running, that were last used before these times."""
+    """Sessions without a turn, accepted or running, that were last used before these times: those without a key; those
+    that are closed, and those that only a key of the app's leads to."""
     old = or_(
         and_(sessions.c.ephemeral, sessions.c.updated < ephemeral_before),
-        and_(sessions.c.status == "closed", sessions.c.updated < closed_before),
+        and_(
+            or_(sessions.c.status == "closed", sessions.c.rules["keyed"].as_boolean()),
+            sessions.c.updated < closed_before,
+        ),
     )
     return [Expired(*row) for row in conn.execute(_UNUSED.where(old).order_by(sessions.c.id))]
 

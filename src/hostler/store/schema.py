@@ -123,9 +123,18 @@ artifacts = Table(
 )
 
 
-def migrate(conn: Connection) -> None:
-    """Bring the database to this version. Raises StoreError when it is newer or not hostler's."""
+LOST = (
+    "it is empty, or not there, and beside it are the folders of sessions, which it should know. Put it back from a copy, "
+    "together with its -wal file; or move the folder 'sessions' elsewhere to begin anew"
+)
+
+
+def migrate(conn: Connection, *, make: bool = True) -> None:
+    """Bring the database to this version; with ``make=False`` not an empty one. Raises StoreError when it is newer or not
+    hostler's."""
     names = set(inspect(conn).get_table_names())
+    if not names and not make:
+        raise StoreError(LOST)
     if not names:
         metadata.create_all(conn)
         conn.execute(meta.insert(), {"name": "version", "value": str(VERSION)})

@@ -115,6 +115,7 @@ class FakeRuntime:
     project_instructions: tuple[str, ...] = ()
     model_first: bool = False
     project_code: tuple[str, ...] = ()
+    tool_names: frozenset[str] | None = None
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         return tuple(options.get("program") or (sys.executable, "-I", "-S", "-E", fake_program.__file__))

@@ -91,11 +91,13 @@ class NativeFile:
 
     ``pattern`` is a glob (``*`` within a name, ``**`` over folders) in which ``{id}`` stands for the native id.
     ``kind``: ``jsonl`` is a text file that only grows line by line (a torn last line may be dropped), ``file`` is
-    copied whole, ``sqlite`` is copied with SQLite's own backup.
+    copied whole, ``sqlite`` is copied with SQLite's own backup. ``moved`` is the SQL that tells a database of a session's
+    new working directory, ``:workdir``, where the program would not find the conversation otherwise.
     """
 
     pattern: str
     kind: Literal["jsonl", "file", "sqlite"] = "file"
+    moved: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,6 @@ class Answer:
     id: str
     allow: bool
     reason: str | None = None
-    always: bool = False
 
 
 Command: TypeAlias = Prompt | Interrupt | Steer | Answer
@@ -292,6 +293,7 @@ class Runtime(Protocol):
     project_instructions: tuple[str, ...]  # files of the workspace that the program does not read itself
     model_first: bool  # it touches nothing in the workspace before its model has answered
     project_code: tuple[str, ...]  # folders of the workspace from which the program runs code at its start, unasked
+    tool_names: frozenset[str] | None  # what allow, deny and disable_tools may name; None: only the program knows
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         """The command that starts the program (see `hostler.runtimes.programs`). Raises HarnessInstallFailed."""

@@ -214,6 +214,16 @@ def restore(target_dir: str, home: str, manifest: Mapping[str, Any]) -> None:
                     root.remove(companion)
 
 
+def relocate(home: str, files: Iterable[NativeFile], workdir: str) -> None:
+    """Tell the databases that hold the working directory where it is now. Only while the program is not running."""
+    root = Root(home)
+    for wanted in files:
+        if wanted.moved is not None:
+            for path in _find(root, [wanted], ""):
+                with contextlib.suppress(sqlite.NotCopied):  # what it then says of its conversation is told
+                    sqlite.change(root, path, wanted.moved, {"workdir": workdir})
+
+
 def _least(item: Mapping[str, Any]) -> int:
     """What a file in home must have to be no older than its copy: rows of a database, bytes of anything else."""
     return int(item.get("rows", 0) if item["kind"] == "sqlite" else item["bytes"])

@@ -376,8 +376,7 @@ def _decide(step: Step, command: Answer) -> None:
         return  # answered before, or no longer asked
     number, options = ask
     verb = "allow" if command.allow else "reject"
-    wanted = [f"{verb}_always", f"{verb}_once"] if command.always else [f"{verb}_once", f"{verb}_always"]
-    chosen = next((options[kind] for kind in wanted if kind in options), None)
+    chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
     outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else _CANCELLED
     step.reply(f"answer:{command.id}", number, outcome)
 

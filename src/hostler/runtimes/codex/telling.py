@@ -36,7 +36,7 @@ def _current(step: Step, method: str, params: dict[str, Any]) -> bool:
     native = params.get("turnId") or obj(params.get("turn")).get("id")
     if not turn or turn["input"] is not None or not native or native == step.state["ended"]:
         return False
-    if method == "turn/started":
+    if method in ("turn/started", "turn/completed"):
         named(step, native)
     return bool(turn["native"] == native)
 

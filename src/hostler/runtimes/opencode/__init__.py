@@ -18,10 +18,11 @@ class OpenCode:
     name = "opencode"
     wire: Literal["anthropic", "responses", "chat", "gemini"] = "chat"
     id_pattern = r"ses_[A-Za-z0-9]{1,64}"
-    native_files = (NativeFile(DATABASE, "sqlite"),)
+    native_files = (NativeFile(DATABASE, "sqlite", moved="update session set directory = :workdir"),)
     project_instructions: tuple[str, ...] = ()
     model_first: bool = True
     project_code: tuple[str, ...] = (".opencode/plugin", ".opencode/plugins")
+    tool_names: frozenset[str] | None = None
     capabilities = Capabilities(
         permissions=("full", "read-only", "edit", "ask"),
         approvals=True,
