@@ -64,6 +64,18 @@ class Stored:
     frame: int
     native: dict[str, Any] | None
     workdir: str = ""  # as it was when the session was made; an owned one moves with its data dir
+    branch: dict[str, Any] | None = None  # the conversation that the running turn began
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A conversation to be begun: a fork of the session's at the place ``at``, or (None) a fresh one."""
+
+    new_id: str
+    at: str | None
+
+    def stored(self) -> dict[str, Any]:
+        return {"new_id": self.new_id, "at": self.at, "native_id": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +160,7 @@ class Launched:
     fingerprint: str
     progress: Progress
     resumed: str | None
+    branch: Branch | None = None
 
     def stored(self) -> dict[str, Any]:
         return {
@@ -158,8 +171,9 @@ class Launched:
         }
 
 
-async def launch(stored: Stored, place: Place) -> Launched:
-    """Start the program: with its own history when the session has one, else fresh. Raises set-up errors."""
+async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> Launched:
+    """Start the program: with its own history when the session has one, else fresh; with ``branch`` in a conversation that
+    begins now. Raises set-up errors."""
     runtime, sandbox, dirs, rules = place.runtime, place.sandbox, place.dirs, place.rules
     if not os.path.isdir(sandbox.workdir):
         raise SandboxError(
@@ -174,7 +188,10 @@ async def launch(stored: Stored, place: Place) -> Launched:
         )
     for folder in (dirs.home, dirs.tmp, dirs.artifacts):
         make_folder(folder)
-    native_id = await asyncio.to_thread(_restore, stored, place)
+    fresh = branch is not None and branch.at is None
+    native_id = None if fresh else await asyncio.to_thread(_restore, stored, place)
+    if branch is not None and branch.at is not None and native_id is None:
+        raise SessionLost(f"Session {stored.key!r} has no conversation of {runtime.name} that could be forked.")
     await asyncio.to_thread(shutil.rmtree, dirs.keepers, True)  # logs of programs that are over
     token = secrets.token_urlsafe(24)
     tool_token = secrets.token_urlsafe(24) if place.tools else None
@@ -192,7 +209,8 @@ async def launch(stored: Stored, place: Place) -> Launched:
             model_url=url,
             token=token,
             resume=native_id,
-            new_id=stored.new_id,
+            new_id=branch.new_id if branch is not None else stored.new_id,
+            fork_at=branch.at if branch is not None else None,
             instructions=_instructions(place),
             permissions=rules["permissions"],
             confined=sandbox.confined,
@@ -228,14 +246,9 @@ async def launch(stored: Stored, place: Place) -> Launched:
             raise HarnessInstallFailed(f"{runtime.name} does not start: {error}") from error
     finally:
         listener.close()
-    return Launched(
-        address,
-        token,
-        tool_token,
-        place.fingerprint(),
-        begun(runtime.codec, folded),
-        "native" if native_id else None,
-    )
+    resumed = "native" if native_id else "replayed" if fresh else None
+    progress = begun(runtime.codec, folded)
+    return Launched(address, token, tool_token, place.fingerprint(), progress, resumed, branch)
 
 
 async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) -> Program:

@@ -14,8 +14,11 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy import Row
 
+from .attaching import Fetch
 from .host import Host, implicit_host, retention
 from .host.journal import Follower
+from .incoming import Incoming, ready
+from .inputs import InputType
 from .opening import again, keyed, make
 from .rules import refuse_unbuilt, refuse_unheld
 from .runtimes import runtime_for
@@ -83,7 +86,17 @@ class SessionInfo:
 class HarnessProfile:
     """A program and its rules on a host. ``sessions`` finds and lists its sessions."""
 
-    def __init__(self, host: LocalHost, runtime: Harness | AcpAgent | Runtime, given: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        host: LocalHost,
+        runtime: Harness | AcpAgent | Runtime,
+        given: Mapping[str, Any],
+        *,
+        input_types: Mapping[str, InputType] | None = None,
+        fetch: Fetch | None = None,
+    ) -> None:
+        self.input_types = dict(input_types or {})
+        self.fetch = fetch
         self.host = host
         self.runtime = runtime
         self.given = dict(given)
@@ -108,15 +121,23 @@ def create_harness(
 ) -> HarnessProfile:
     """A program (``runtime``) with its rules, on a host; the options are those of `agent_session`.
 
+    ``input_types`` maps names to what `input_type` gives. ``fetch``, sync or async, gives the bytes at a URL, or (bytes,
+    media type), for files of messages that are given by their URL; hostler itself fetches nothing.
     Raises TypeError, ValueError or CapabilityUnsupported for what it cannot hold; starts nothing.
     """
     given: dict[str, Any] = dict(options)
-    for name in ("input_types", "persistent_dirs"):
+    input_types, fetch = given.pop("input_types", None) or {}, given.pop("fetch", None)
+    for name, kind in dict(input_types).items():
+        if not isinstance(name, str) or not isinstance(kind, InputType):
+            raise TypeError(f"input_types takes {{name: hostler.input_type(...)}}; {name!r} is {kind!r}.")
+    if fetch is not None and not callable(fetch):
+        raise TypeError(f"fetch must be a function of a URL, not {fetch!r}.")
+    for name in ("persistent_dirs",):
         if given.pop(name, None):
             raise CapabilityUnsupported(f"{name} cannot be given to any harness yet.")
     if "state_dir" in given:
         raise TypeError("state_dir= does not go with host=: the host's data_dir is where its sessions are.")
-    return HarnessProfile(host, check_harness(runtime), given)
+    return HarnessProfile(host, check_harness(runtime), given, input_types=input_types, fetch=fetch)
 
 
 class SessionsCore:
@@ -208,10 +229,11 @@ class SessionsCore:
 async def begin(
     profile: HarnessProfile,
     *,
-    prompt: str,
+    incoming: Incoming,
     session: str | None,
     extra_body: Any,
     run_id: str | None,
+    restage: bool,
     loop: asyncio.AbstractEventLoop | None,
     overrides: Mapping[str, Any],
 ) -> TurnSource:
@@ -228,28 +250,21 @@ async def begin(
         core = await SessionsCore(profile).core(key, ephemeral=session is None)
         core.ephemeral = session is None
         try:
-            return await core.begin(prompt, loop=loop, extra_body=extra_body, turn_id=turn, **overrides)
+            store = core.live.host.store
+            known = await store.read(lambda conn: queries.get_turn(conn, turn)) if turn is not None else None
+            said = await ready(
+                incoming,
+                core,
+                fetch=profile.fetch,
+                extra_body=extra_body,
+                restage=restage,
+                overrides=overrides,
+                known=known is not None,
+                loop=loop,
+            )
+            return await core.begin(**said, loop=loop, extra_body=extra_body, turn_id=turn)
         finally:
             core.lend()
-
-
-def prompt_of(messages: Sequence[Mapping[str, Any]] | None, prompt: str | None) -> str:
-    """The one thing to say. Raises ValueError for both or neither, CapabilityUnsupported for a whole transcript."""
-    if (messages is None) == (prompt is None):
-        raise ValueError("Give either messages= or prompt=, not both and not neither.")
-    if prompt is not None:
-        return prompt
-    assert messages is not None
-    if len(messages) != 1 or messages[0].get("role") != "user":
-        raise CapabilityUnsupported(
-            "messages= takes one user message for now; the session keeps the conversation under its key."
-        )
-    content = messages[0].get("content")
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in content):
-        return "\n".join(str(p.get("text", "")) for p in content)
-    raise CapabilityUnsupported("A user message takes text for now: a string, or parts of type 'text'.")
 
 
 def check_extra_body(extra_body: object) -> None:

@@ -203,15 +203,16 @@ def exit_error(progress: Progress) -> ErrorInfo:
     )
 
 
-def text_of(events: Iterable[Event]) -> str:
-    """The answer that was streamed: the text after the last tool call, without what was retracted."""
+def text_of(events: Iterable[Event], *, whole: bool = False) -> str:
+    """The answer that was streamed: the text after the last tool call, without what was retracted; with ``whole`` also
+    the text before it."""
     pieces: dict[str, list[str]] = {}
     for event in events:
         if isinstance(event, Text):
             pieces.setdefault(event.item, []).append(event.delta)
         elif isinstance(event, Retract):
             pieces.pop(event.item, None)
-        elif isinstance(event, ToolCall):
+        elif isinstance(event, ToolCall) and not whole:
             pieces.clear()
     return "".join("".join(deltas) for deltas in pieces.values())
 

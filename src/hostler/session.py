@@ -7,6 +7,8 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, Unpack
 
+from sqlalchemy import Connection
+
 from . import portal
 from .artifacts import ArtifactsCore
 from .files import FilesCore
@@ -14,7 +16,8 @@ from .host.errors import raise_for_setup
 from .host.journal import Follower
 from .host.live import Call, LiveSession
 from .rules import refuse_unbuilt, refuse_unheld
-from .store import queries
+from .store import queries, spoken
+from .store.queries import Turn
 from .types.errors import CapabilityUnsupported, SessionClosed
 from .types.events import Approval, Done, Record, TurnEvent, is_turn_event
 from .types.options import Options, OptionsDict
@@ -33,6 +36,11 @@ class SessionCore:
         self._left: str | None = None
         self._leaving = asyncio.Lock()
         self.ephemeral = ephemeral
+
+    @property
+    def live(self) -> LiveSession:
+        """What this process knows of the session."""
+        return self._live
 
     @property
     def key(self) -> str:
@@ -97,10 +105,11 @@ class SessionCore:
         loop: asyncio.AbstractEventLoop | None,
         extra_body: Any = None,
         turn_id: str | None = None,
+        transcript: Mapping[str, Any] | None = None,
         **options: Unpack[OptionsDict],
     ) -> TurnSource:
         """Accept one turn; its events are read from what this returns. A ``turn_id`` that was accepted before joins
-        that turn."""
+        that turn. ``transcript`` is what the caller says that the conversation holds (see `host.transcript`)."""
         self._check_open()
         if not isinstance(prompt, str):
             raise TypeError(f"The prompt must be a string, not {type(prompt).__name__}.")
@@ -118,14 +127,19 @@ class SessionCore:
         on_busy = given.on_busy if "on_busy" in options else self._live.options.on_busy
         if on_busy == "steer" and self._live.running is not None:
             turn = self._live.steer(prompt)
-            found = await self._live.host.store.read(lambda conn: queries.get_turn(conn, turn))
-            assert found is not None
+            found = await self._live.host.store.write(lambda conn: _steered(conn, turn))
         else:
             if on_busy == "interrupt":
                 await self._live.interrupt()
                 self._check_open()
             found = await self._live.accept(
-                prompt, rules, call, reject_busy=on_busy == "reject", extra_body=extra_body, turn_id=turn_id
+                prompt,
+                rules,
+                call,
+                reject_busy=on_busy == "reject",
+                extra_body=extra_body,
+                turn_id=turn_id,
+                transcript=transcript,
             )
             if turn_id is None:
                 # Its first record was published just now, and nothing since: there is no need to look it up.
@@ -268,6 +282,14 @@ class TurnSource:
         if self._cancel_on_leave:
             await self._live.close()
             self._live.host.leave(self._live)
+
+
+def _steered(conn: Connection, id: str) -> Turn:
+    """The turn that was steered. Its transcript, as callers send it, need not say where."""
+    turn = queries.get_turn(conn, id)
+    assert turn is not None
+    spoken.note(conn, turn.session, turn.first, None)
+    return turn
 
 
 def bind(live: LiveSession, approval: Approval) -> Approval:

@@ -12,7 +12,7 @@ from sqlalchemy import Row
 
 from .. import keeper, ladder
 from ..keeper import KeeperError
-from ..ladder import Launched, Place, Stored
+from ..ladder import Branch, Launched, Place, Stored
 from ..program import Program
 from ..progress import Progress, advance
 from ..store import queries
@@ -53,13 +53,15 @@ class Hold:
         self._epoch = 0
 
     async def reach(
-        self, place: Place, lease: Lease, running: Running, recovered: bool
+        self, place: Place, lease: Lease, running: Running, recovered: bool, branch: Branch | None = None
     ) -> tuple[Program, Progress, str | None] | Outcome:
-        """The program to run the turn with; or, for a turn whose program died with its host, how that ended."""
+        """The program to run the turn with; or, for a turn whose program died with its host, how that ended. With
+        ``branch`` it is one that was just started in that conversation, unless it runs the turn already."""
         stored = await self.known(lease)
         program = self.program
         if (
             program is not None
+            and branch is None
             and program.epoch == lease.epoch
             and program.usable
             and stored.progress
@@ -76,7 +78,8 @@ class Hold:
             if attached is not None:
                 self.program, progress = attached
                 mid_turn = recovered and progress.turn == running.turn
-                if mid_turn or (self.program.usable and self.program.fingerprint == place.fingerprint()):
+                fits = branch is None and self.program.usable and self.program.fingerprint == place.fingerprint()
+                if mid_turn or fits:
                     return self.program, progress, self._arrived("attached")
                 await self.end()
             else:
@@ -88,7 +91,7 @@ class Hold:
                 and Progress.from_dict(stored.progress).turn == running.turn
             ):
                 return self._salvage(stored, running, masker_of(place))
-        launched = await ladder.launch(stored, place)
+        launched = await ladder.launch(stored, place, branch)
         try:
             self._open_route(launched.token, launched.tool_token, place)
             await self._store_program(lease, launched)
@@ -113,14 +116,12 @@ class Hold:
         return self._stored
 
     async def _store_program(self, lease: Lease, launched: Launched) -> None:
+        program, progress = launched.stored(), launched.progress.to_dict()
+        branch = launched.branch.stored() if launched.branch is not None else None
         await self._host.store.write(
-            lambda conn: queries.set_program(
-                conn, lease, program=launched.stored(), frame=0, progress=launched.progress.to_dict()
-            )
+            lambda conn: queries.set_program(conn, lease, program=program, frame=0, progress=progress, branch=branch)
         )
-        self._stored = replace(
-            await self.known(lease), program=launched.stored(), frame=0, progress=launched.progress.to_dict()
-        )
+        self._stored = replace(await self.known(lease), program=program, frame=0, progress=progress, branch=branch)
 
     def _salvage(self, stored: Stored, running: Running, masker: Masker) -> Outcome:
         """The end of a turn whose keeper is dead, from the log that it left on disk."""
@@ -200,8 +201,9 @@ class Hold:
         running = self._running()
         return running.stop if running is not None else None
 
-    def save_history(self, native_id: str, stored: Stored) -> dict[str, Any]:
-        return native.save(self._dirs.home, self._dirs.native, self._runtime.native_files, native_id, stored.native)
+    def save_history(self, native_id: str, stored: Stored, *, keep: bool = True) -> dict[str, Any]:
+        files = self._runtime.native_files
+        return native.save(self._dirs.home, self._dirs.native, files, native_id, stored.native, keep=keep)
 
     async def evict(self) -> None:
         """End the idle program to make room for another session's."""
@@ -267,4 +269,5 @@ def stored_of(row: Row[Any]) -> Stored:
         row.frame,
         row.native,
         row.workdir,
+        row.branch,
     )

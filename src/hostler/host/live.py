@@ -43,11 +43,12 @@ from ..types.sandbox import Sandbox
 from ..workspace import SessionDirs, Watch
 from ..workspace.artifacts import Collected, Vault
 from ..workspace.roots import VIRTUAL, Roots
-from . import upkeep
+from . import transcript, upkeep
 from .errors import error_code
 from .hold import Hold, masker_of
 from .notices import told
 from .shelf import blobs_of, shelve
+from .transcript import Saying
 
 if TYPE_CHECKING:
     from ..toolserver import HostTool, ToolServer
@@ -134,6 +135,7 @@ class LiveSession:
         reject_busy: bool,
         extra_body: Any,
         turn_id: str | None = None,
+        transcript: Mapping[str, Any] | None = None,
     ) -> StoredTurn:
         """Put a prompt into the inbox; it is safe when this returns. With the id of an accepted turn: that turn."""
         place = self._place({**self.rules, **rules}, call)  # refuse what cannot be held before anything is stored
@@ -144,7 +146,8 @@ class LiveSession:
             )
         self.host.check_open(self.key)
         # Whole or not at all: a caller who goes away in the middle leaves no turn that nobody serves.
-        put = self._put(place, prompt, rules, call, turn_id or self.host.new_id("turn"), reject_busy, extra_body)
+        input = {"prompt": prompt, "rules": rules, "extra_body": extra_body, **(transcript or {})}
+        put = self._put(place, input, call, turn_id or self.host.new_id("turn"), reject_busy)
         putting = self.host.spawn(put)
         self._accepting.add(putting)
         return await asyncio.shield(putting)
@@ -152,13 +155,12 @@ class LiveSession:
     async def _put(
         self,
         place: Place,
-        prompt: str,
-        rules: dict[str, Any],
+        input: dict[str, Any],
         call: Call,
         id: str,
         reject_busy: bool,
-        extra_body: Any,
     ) -> StoredTurn:
+        redacted = Keys(place.rules.get("redact")).mask(input["extra_body"])
         joins = id in self._calls
         self._calls.setdefault(id, call)
         try:
@@ -168,8 +170,8 @@ class LiveSession:
                     self.id,
                     turn=id,
                     host=self.host.id,
-                    input={"prompt": prompt, "rules": rules, "extra_body": extra_body},
-                    accepted=Accepted(Keys(place.rules.get("redact")).mask(extra_body), prompt[:200]),
+                    input=input,
+                    accepted=Accepted(redacted, input["prompt"][:200]),
                     reject_busy=reject_busy,
                     is_dead=self.host.is_dead,
                     now=time(),
@@ -318,6 +320,7 @@ class LiveSession:
         if turn.stop is not None:
             running.put(Stop(turn.stop))  # type: ignore[arg-type]
         place: Place | None = None
+        said: Saying | None = None
         if turn.stop is not None and not recovered:  # nobody wants it any more
             await self._finish(turn, lease, running, Outcome(Ended(turn.stop)), None)  # type: ignore[arg-type]
             return
@@ -329,31 +332,7 @@ class LiveSession:
             place = self._place(rules, call)
             looking = self.hold.looking = asyncio.create_task(asyncio.to_thread(self._watch.begin, turn.id))
             try:
-                reached = await self.hold.reach(place, lease, running, recovered)
-                if isinstance(reached, Outcome):
-                    outcome = reached
-                else:
-                    program, progress, resumed = reached
-                    if not self.runtime.model_first:
-                        await looking
-                    outcome = await run_turn(
-                        running,
-                        Started(resumed, lease.epoch, recovered),
-                        program,
-                        progress,
-                        self.runtime.codec,
-                        Prompt(turn.id, told(turn.input["prompt"], turn.notices, self._names)),
-                        Bounds(
-                            rules["timeout"],
-                            rules["max_turns"],
-                            rules["max_cost"],
-                            self.host.settings.approval_ttl,
-                            self.host.settings.start_timeout,
-                        ),
-                        self._journal(lease, turn.id, rules.get("trace", True)),
-                        masker_of(place),
-                        self._approver(running, turn, call),
-                    )
+                said, outcome = await self._speak(turn, lease, running, place, call, looking, recovered)
             finally:
                 await looking
         except (LeaseLost, StoreError, OtherVersion):
@@ -366,9 +345,58 @@ class LiveSession:
         except Exception as error:  # not foreseen: the turn gets its Done all the same, and the program is not trusted
             _log.exception("Session %s: turn %s failed inside hostler", self.key, turn.id)
             await self.hold.end()
-            said = f"hostler failed in this turn: {type(error).__name__}: {error}"
-            outcome = Outcome(Ended("error", error=ErrorInfo("internal_error", said)))
-        await self._finish(turn, lease, running, outcome, place)
+            why = f"hostler failed in this turn: {type(error).__name__}: {error}"
+            outcome = Outcome(Ended("error", error=ErrorInfo("internal_error", why)))
+        await self._finish(turn, lease, running, outcome, place, said)
+
+    async def _speak(
+        self,
+        turn: StoredTurn,
+        lease: Lease,
+        running: Running,
+        place: Place,
+        call: Call,
+        before: asyncio.Task[None],
+        recovered: bool,
+    ) -> tuple[Saying, Outcome]:
+        """Bring the program to where the turn goes on from, and run the turn. ``before`` notes what the workspace is like
+        until then."""
+        fork = True
+        while True:
+            try:
+                stored = await self.hold.known(lease)
+                said = await transcript.saying(
+                    turn, self.id, stored, self.host.store, self.runtime.capabilities, self.roots, fork=fork
+                )
+                reached = await self.hold.reach(place, lease, running, recovered, said.branch)
+            finally:
+                await before
+            if isinstance(reached, Outcome):
+                return said, reached
+            program, progress, resumed = reached
+            running.spoken = True
+            outcome = await run_turn(
+                running,
+                (Started(resumed, lease.epoch, recovered), *(said.notices if progress.turn != turn.id else ())),
+                program,
+                progress,
+                self.runtime.codec,
+                Prompt(turn.id, told(said.text, turn.notices, self._names), said.images),
+                Bounds(
+                    place.rules["timeout"],
+                    place.rules["max_turns"],
+                    place.rules["max_cost"],
+                    self.host.settings.approval_ttl,
+                    self.host.settings.start_timeout,
+                ),
+                self._journal(lease, turn.id, place.rules.get("trace", True)),
+                masker_of(place),
+                self._approver(running, turn, call),
+            )
+            if not fork or not transcript.is_refused(said, outcome, running.events):
+                return said, outcome
+            await self.hold.end()
+            fork = False
 
     async def _slot(self, running: Running, recovered: bool) -> bool:
         """Wait for a slot; False when the turn was stopped before it had one. A recovered one has a program to end."""
@@ -386,7 +414,13 @@ class LiveSession:
             await asyncio.gather(taking, stopping, return_exceptions=True)
 
     async def _finish(
-        self, turn: StoredTurn, lease: Lease, running: Running, outcome: Outcome, place: Place | None
+        self,
+        turn: StoredTurn,
+        lease: Lease,
+        running: Running,
+        outcome: Outcome,
+        place: Place | None,
+        said: Saying | None = None,
     ) -> None:
         if running.stop and outcome.ended.stop_reason != "done":
             await asyncio.sleep(0.02)  # a model call that the end cut off is still to be counted
@@ -416,18 +450,23 @@ class LiveSession:
             events.append((Notice("artifact_not_kept", problem), None))
             running.events.append(events[-1])
         result = result_of(outcome.ended, running.events, files, session=self.key, turn=turn.id)
-        begun = (stored.native or {}).get("begun") or result.stop_reason == "done" or result.usage.calls > 0
+        done = result.stop_reason == "done"
+        given_up = stored.branch is not None and not done  # the session goes on with the conversation that it had
+        begun = (stored.native or {}).get("begun") or done or (result.usage.calls > 0 and not given_up)
         manifest = {**manifest, "begun": bool(begun)}  # there is a history, which must not be lost
         artifacts = tuple(file for file in collected.files if kept.get(file.path) != file.sha256)
-        result = replace(masker.mask(result), artifacts=artifacts)
+        result = replace(masker.mask(result), artifacts=artifacts, context=said.context if said else "native")
         after = queries.GONE
-        if outcome.progress is None:
+        if given_up:
+            pass
+        elif outcome.progress is None:
             after = queries.UNTOUCHED
         elif outcome.program_alive and program is not None:
             after = queries.read_up_to(outcome.progress.frame, outcome.progress.to_dict())
         rules = place.rules if place is not None else self.rules
         extra_body = turn.input["extra_body"]
         forget = not rules.get("trace", True) or Keys(rules.get("redact")).mask(extra_body) is not extra_body
+        forget = forget or "messages" in turn.input  # the transcript is its caller's
         stored_events = await shelve(events, blobs_of(self.dirs)) if rules.get("trace", True) else events
 
         def write(conn: Connection) -> list[Record]:
@@ -442,6 +481,8 @@ class LiveSession:
                 native_id=outcome.native_id,
                 now=time(),
             )
+            if said is not None or running.spoken:
+                transcript.note(conn, turn, said, result, running.events, outcome.ended.at)
             file_queries.keep(conn, self.id, turn.id, artifacts)
             if turn.notices and outcome.progress is not None:
                 file_queries.forget_notices(conn, self.id, turn.first)
@@ -452,19 +493,23 @@ class LiveSession:
             return records
 
         records = await self.host.store.write(write, durable=True)
+        native_id = None if given_up else outcome.native_id or (stored.branch or {}).get("native_id")
+        if stored.branch is not None and done:
+            stored = replace(stored, new_id=stored.branch["new_id"], native_id=None)
         self.hold.learn(
             replace(
                 stored,
-                native_id=outcome.native_id or stored.native_id,
+                native_id=native_id or stored.native_id,
                 finished=stored.finished + 1,
                 native=manifest,
+                branch=None,
                 **{name: value for name, value in after.items() if name != "status"},
             )
         )
         self.running = None
         self.usage += result.usage
         self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
-        self.native_id = outcome.native_id or self.native_id
+        self.native_id = native_id or self.native_id
         if program is not None and outcome.program_alive and outcome.progress is not None:
             with contextlib.suppress(KeeperError):  # it died after its turn: the next one finds out
                 await program.close_turn(outcome.progress.frame)
@@ -477,13 +522,20 @@ class LiveSession:
         """After the turn, in a worker thread: what changed in the workspace, the program's own history saved, and
         whether there is anything under /artifacts."""
         files = self._watch.changes()
-        native_id = outcome.native_id or stored.native_id or stored.new_id
-        manifest = self.hold.save_history(native_id, stored)
-        for _ in range(_UNWRITTEN if outcome.ended.stop_reason == "done" else 0):
-            if manifest["files"] or not self.runtime.native_files:
+        done = outcome.ended.stop_reason == "done"
+        native_id, known, keep = outcome.native_id or stored.native_id or stored.new_id, 0, True
+        if (branch := stored.branch) is not None and done:
+            native_id = outcome.native_id or branch["native_id"] or branch["new_id"]
+            keep = branch["at"] is not None  # a fork may go on using the files of the conversation that it came from
+            known = len((stored.native or {}).get("files", ())) if keep else 0
+        elif branch is not None:
+            native_id = stored.native_id or stored.new_id
+        manifest = self.hold.save_history(native_id, stored, keep=keep)
+        for _ in range(_UNWRITTEN if done else 0):
+            if len(manifest["files"]) > known or not self.runtime.native_files:
                 break
             sleep(0.02)  # it says that its first turn is over before it has written it down
-            manifest = self.hold.save_history(native_id, stored)
+            manifest = self.hold.save_history(native_id, stored, keep=keep)
         return files, manifest, not self.vault.empty()
 
     async def _remember(self, running: Running, turn: StoredTurn) -> None:

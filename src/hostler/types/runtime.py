@@ -65,7 +65,8 @@ Permissions: TypeAlias = Literal["full", "read-only", "edit", "ask"]
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a program can do under hostler; the sheet that `agent_capabilities` gives."""
+    """What a program can do under hostler; the sheet that `agent_capabilities` gives. ``fork``: a conversation can be
+    gone on with from the end of any of its turns. ``images``: pictures are given to the model, not only their paths."""
 
     permissions: tuple[Permissions, ...] = ("full",)
     approvals: bool = False
@@ -105,7 +106,8 @@ class LaunchContext:
     """All that a runtime may use to decide how its program is started. Paths are as the program sees them.
 
     ``model`` is the name to ask for at ``model_url`` (scheme, host and port, no path) with ``token`` as the key.
-    ``resume`` is the native id of the conversation to go on with, or None for a new one. ``tool_url`` and
+    ``resume`` is the native id of the conversation to go on with, or None for a new one. With ``fork_at`` (an `Ended.at`
+    of that conversation) it stays as it is, and a new one begins that holds it up to there. ``tool_url`` and
     ``tool_token`` are set when the host offers tools by streamable-HTTP MCP. ``files_dir`` is a private folder for files that
     ``argv`` refers to. ``new_id`` is a fresh uuid that a program which takes one may give to a new conversation.
     ``artifacts`` is the folder for results, which with ``permissions="edit"`` may be written as the workspace may.
@@ -136,6 +138,7 @@ class LaunchContext:
     options: Mapping[str, Any] = field(default_factory=dict)
     new_id: str | None = None
     artifacts: str | None = None
+    fork_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +209,14 @@ Command: TypeAlias = Prompt | Interrupt | Steer | Answer
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The program's own word that its turn is over. ``text`` is the final answer (None: take the streamed text)."""
+    """The program's own word that its turn is over. ``text`` is the final answer (None: take the streamed text), ``at``
+    the program's name for this place in its conversation, where it can fork it."""
 
     stop_reason: StopReason = "done"
     text: str | None = None
     output: Any = None
     error: ErrorInfo | None = None
+    at: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ class ClaudeCode:
         allow_deny=True,
         max_turns=True,
         effort=True,
+        images=True,
+        fork=True,
     )
     codec = ClaudeCodec()
     native_files = (

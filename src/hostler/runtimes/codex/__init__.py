@@ -33,6 +33,8 @@ class Codex:
         disable_tools=True,
         max_turns=True,
         effort=True,
+        images=True,
+        fork=True,
     )
     codec: Codec = CodexCodec()
 

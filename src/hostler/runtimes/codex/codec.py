@@ -28,6 +28,7 @@ from hostler.types.runtime import (
 )
 
 VERSION = 1
+_JOINS = ("thread/start", "thread/resume", "thread/fork")
 
 
 class CodexCodec:
@@ -39,7 +40,7 @@ class CodexCodec:
         state = new_state(
             VERSION,
             thread=None,
-            resume=ctx.resume,
+            resume=None if ctx.fork_at else ctx.resume,
             schema=ctx.output_schema,
             settings=_settings(ctx),
             turn=None,
@@ -73,7 +74,10 @@ class CodexCodec:
             "approvalPolicy": "never",
             "sandbox": "read-only",
         }
-        if ctx.resume:
+        if ctx.resume and ctx.fork_at:
+            source = {"threadId": ctx.resume, "lastTurnId": ctx.fork_at, "excludeTurns": True}
+            step.request("start", "thread/fork", {**thread, **source})
+        elif ctx.resume:
             step.request("start", "thread/resume", {**thread, "threadId": ctx.resume, "excludeTurns": True})
         else:
             step.request("start", "thread/start", {**thread, "experimentalRawEvents": True})
@@ -174,7 +178,7 @@ def _answer(step: Step, message: dict[str, Any]) -> None:
     turn = step.state["turn"]
     if "error" in message:
         text = error_text(message)
-        if method in ("initialize", "thread/start", "thread/resume", "thread/settings/update"):
+        if method in ("initialize", *_JOINS, "thread/settings/update"):
             _unfit(step, f"Codex refused {method}: {text}")
         elif method == "turn/start" and turn and turn["id"] == note:
             end(step, Ended("error", error=ErrorInfo("program_error", f"Codex refused the prompt: {text}")))
@@ -182,7 +186,7 @@ def _answer(step: Step, message: dict[str, Any]) -> None:
             step.emit(Notice("steer_refused", text))
         return
     result = obj(message.get("result"))
-    if method in ("thread/start", "thread/resume"):
+    if method in _JOINS:
         _joined(step, result)
 
 

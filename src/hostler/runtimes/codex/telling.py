@@ -173,7 +173,7 @@ def _turn_over(step: Step, turn: dict[str, Any]) -> None:
         _retract(step)  # whatever is unfinished now belonged to a call that was made again
         text = answer_of(turn)
         output = loads(text) if step.state["schema"] else None
-        end(step, Ended("done", text=text, output=None if output == text else output))
+        end(step, Ended("done", text=text, output=None if output == text else output, at=step.state["turn"]["native"]))
     elif status == "interrupted":
         end(step, Ended("interrupted"))
     else:

@@ -35,6 +35,7 @@ class OpenCode:
         allow_deny=True,
         max_turns=True,
         effort=True,
+        images=True,
     )
 
     def __init__(self) -> None:
