@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row
@@ -31,6 +31,17 @@ if TYPE_CHECKING:
     from .local import Host
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The program to run a turn with, how far it was read, and how it was reached. ``fresh``: it is in the conversation
+    of before, and the turn begins another."""
+
+    program: Program
+    progress: Progress
+    resumed: str | None
+    fresh: bool = False
+
+
 class Hold:
     """What this process knows and has of the session's program. ``running`` gives the turn that runs here, if any."""
 
@@ -54,21 +65,22 @@ class Hold:
 
     async def reach(
         self, place: Place, lease: Lease, running: Running, recovered: bool, branch: Branch | None = None
-    ) -> tuple[Program, Progress, str | None] | Outcome:
+    ) -> Reached | Outcome:
         """The program to run the turn with; or, for a turn whose program died with its host, how that ended. With
-        ``branch`` it is one that was just started in that conversation, unless it runs the turn already."""
+        ``branch`` it is one that was just started in that conversation, or can begin it, unless it runs the turn already."""
         stored = await self.known(lease)
+        stays = branch is None or (branch.at is None and self._runtime.capabilities.fresh)
         program = self.program
         if (
             program is not None
-            and branch is None
+            and stays
             and program.epoch == lease.epoch
             and program.usable
             and stored.progress
             and program.fingerprint == place.fingerprint()
         ):
             self._open_route(program.token, program.tool_token, place)
-            return program, Progress.from_dict(stored.progress), self.resumed
+            return await self._stay(lease, program, Progress.from_dict(stored.progress), self.resumed, branch)
         if program is not None:
             await (self.end() if program.epoch == lease.epoch else self.let_go())
         upstream = await self._host.endpoint_path()
@@ -78,9 +90,9 @@ class Hold:
             if attached is not None:
                 self.program, progress = attached
                 mid_turn = recovered and progress.turn == running.turn
-                fits = branch is None and self.program.usable and self.program.fingerprint == place.fingerprint()
-                if mid_turn or fits:
-                    return self.program, progress, self._arrived("attached")
+                if mid_turn or (stays and self.program.usable and self.program.fingerprint == place.fingerprint()):
+                    begins = None if mid_turn else branch
+                    return await self._stay(lease, self.program, progress, self._arrived("attached"), begins)
                 await self.end()
             else:
                 self._shut(stored.program["token"], stored.program["tool_token"])
@@ -100,7 +112,16 @@ class Hold:
             self._shut(launched.token, launched.tool_token)
             await asyncio.to_thread(keeper.destroy, launched.address)
             raise
-        return self.program, launched.progress, self._arrived(launched.resumed)
+        return Reached(self.program, launched.progress, self._arrived(launched.resumed))
+
+    async def _stay(
+        self, lease: Lease, program: Program, progress: Progress, resumed: str | None, branch: Branch | None
+    ) -> Reached:
+        if branch is not None:
+            await self._host.store.write(lambda conn: queries.set_branch(conn, lease, branch.stored()))
+            self._stored = replace(await self.known(lease), branch=branch.stored())
+            resumed = "replayed"
+        return Reached(program, progress, resumed, fresh=branch is not None)
 
     def _arrived(self, how: str | None) -> str | None:
         if not self._reached:

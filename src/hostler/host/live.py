@@ -361,27 +361,27 @@ class LiveSession:
     ) -> tuple[Saying, Outcome]:
         """Bring the program to where the turn goes on from, and run the turn. ``before`` notes what the workspace is like
         until then."""
-        fork = True
+        refused: str | None = None
         while True:
             try:
                 stored = await self.hold.known(lease)
                 said = await transcript.saying(
-                    turn, self.id, stored, self.host.store, self.runtime.capabilities, self.roots, fork=fork
+                    turn, self.id, stored, self.host.store, self.runtime.capabilities, self.roots, refused=refused
                 )
                 reached = await self.hold.reach(place, lease, running, recovered, said.branch)
             finally:
                 await before
             if isinstance(reached, Outcome):
                 return said, reached
-            program, progress, resumed = reached
             running.spoken = True
+            started = Started(reached.resumed, lease.epoch, recovered)
             outcome = await run_turn(
                 running,
-                (Started(resumed, lease.epoch, recovered), *(said.notices if progress.turn != turn.id else ())),
-                program,
-                progress,
+                (started, *(said.notices if reached.progress.turn != turn.id else ())),
+                reached.program,
+                reached.progress,
                 self.runtime.codec,
-                Prompt(turn.id, told(said.text, turn.notices, self._names), said.images),
+                Prompt(turn.id, told(said.text, turn.notices, self._names), said.images, reached.fresh),
                 Bounds(
                     place.rules["timeout"],
                     place.rules["max_turns"],
@@ -393,10 +393,9 @@ class LiveSession:
                 masker_of(place),
                 self._approver(running, turn, call),
             )
-            if not fork or not transcript.is_refused(said, outcome, running.events):
+            if (refused := transcript.refusal(said, outcome, running.events)) is None:
                 return said, outcome
             await self.hold.end()
-            fork = False
 
     async def _slot(self, running: Running, recovered: bool) -> bool:
         """Wait for a slot; False when the turn was stopped before it had one. A recovered one has a program to end."""

@@ -42,11 +42,20 @@ class Saying:
 
 
 async def saying(
-    turn: StoredTurn, session: int, stored: Stored, store: Store, can: Capabilities, roots: Roots, *, fork: bool = True
+    turn: StoredTurn,
+    session: int,
+    stored: Stored,
+    store: Store,
+    can: Capabilities,
+    roots: Roots,
+    *,
+    refused: str | None = None,
 ) -> Saying:
     """Decide, while nobody else can run a turn in the session, how its conversation comes to hold what the turn's caller
-    says. Without ``fork`` a program that refused to fork is not asked again."""
+    says. A program that ``refused`` to fork it, with these words, is not asked again."""
     notices = tuple(Notice(code, text) for code, text in turn.input.get("notices", ()))
+    if refused is not None:
+        notices = (Notice("fork_refused", f"The conversation was not forked but told anew. {refused}"),)
     if turn.input.get("messages") is None:
         said = Message("user", (turn.input["prompt"],))
         return Saying(turn.input["prompt"], transcripts.keys([said]), notices=notices)
@@ -58,7 +67,7 @@ async def saying(
     if not rows and begun:
         seen = [Seen((), None, False)]  # turns from before transcripts were noted
     given = transcripts.keys(messages)
-    plan = transcripts.plan(seen, given, policy, fork=fork and can.fork)
+    plan = transcripts.plan(seen, given, policy, fork=can.fork and refused is None)
     out = Saying("", [])
     match plan:
         case Fork(turns, at):
@@ -119,10 +128,10 @@ def note(
         spoken.note(conn, turn.session, turn.first, None)
 
 
-def is_refused(said: Saying, outcome: Outcome, events: Sequence[Journalled]) -> bool:
-    """Whether the program cannot fork its conversation there (it may have compacted it, or lost it), and has said so before
-    it asked its model anything."""
+def refusal(said: Saying, outcome: Outcome, events: Sequence[Journalled]) -> str | None:
+    """The words of a program that cannot fork its conversation there (it may have compacted it, or lost it), and has said
+    so before it asked its model anything."""
     error = outcome.ended.error
-    asked = any(isinstance(event, ModelCall) for event, _ in events)
-    forks = said.branch is not None and said.branch.at is not None
-    return forks and not asked and error is not None and error.code == "state_incompatible"
+    if said.branch is None or said.branch.at is None or error is None or error.code != "state_incompatible":
+        return None
+    return None if any(isinstance(event, ModelCall) for event, _ in events) else error.message

@@ -498,6 +498,12 @@ def set_program(
         _held(conn, lease)
 
 
+def set_branch(conn: Connection, lease: Lease, branch: dict[str, Any]) -> None:
+    """The running turn begins a conversation in the live program."""
+    if not conn.execute(_of(lease).values(branch=branch)).rowcount:
+        _held(conn, lease)
+
+
 ProgramAfter = dict[str, Any]
 GONE: ProgramAfter = {"program": None, "progress": None, "frame": 0, "status": "idle"}
 UNTOUCHED: ProgramAfter = {}

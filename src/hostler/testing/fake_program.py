@@ -4,8 +4,9 @@ Two ways in, one vocabulary of steps:
 
 - ``fake_program.py SCRIPT.json`` runs the list of steps in the file (or in the environment variable
   ``FAKE_PROGRAM_SCRIPT`` when no file is named) and exits.
-- ``fake_program.py --agent --home DIR (--session ID | --resume ID [--fork-at N --session ID]) ...`` is an agent program on stdio. A prompt that is
-  a JSON list of steps, or has one on a line of its own, is played; any other prompt is answered ``You said: ...``.
+- ``fake_program.py --agent --home DIR (--session ID | --resume ID [--fork-at N --session ID]) ...`` is an agent program
+  on stdio. A prompt that is a JSON list of steps, or has one on a line of its own (the last one counts), is played; any
+  other prompt is answered ``You said: ...``.
 
 Lines in: ``{"op": "hello"}``, ``{"op": "prompt", "turn", "text", "images"}``, ``{"op": "steer", "text"}``, ``{"op":
 "answer", "id", "allow", "reason"}``, ``{"op": "interrupt"}``. Lines out: ``{"ev": ...}`` with ``ready lost step text
@@ -477,7 +478,7 @@ def turn(prompt: dict[str, Any], player: Player, path: str) -> None:
 
 
 def steps_of(text: str) -> list[Step]:
-    for part in (text, *text.splitlines()):
+    for part in (text, *reversed(text.splitlines())):
         if part.lstrip().startswith("["):
             try:
                 return list(json.loads(part))

@@ -66,7 +66,8 @@ Permissions: TypeAlias = Literal["full", "read-only", "edit", "ask"]
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a program can do under hostler; the sheet that `agent_capabilities` gives. ``fork``: a conversation can be
-    gone on with from the end of any of its turns. ``images``: pictures are given to the model, not only their paths."""
+    gone on with from the end of any of its turns. ``fresh``: a program that runs can begin another conversation. ``images``:
+    pictures are given to the model, not only their paths."""
 
     permissions: tuple[Permissions, ...] = ("full",)
     approvals: bool = False
@@ -83,6 +84,7 @@ class Capabilities:
     images: bool = False
     skills: bool = False
     fork: bool = False
+    fresh: bool = False
     repeats_cut_calls: bool = True
 
 
@@ -175,11 +177,13 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Begin a turn. ``images`` are (media type, base64 data)."""
+    """Begin a turn. ``images`` are (media type, base64 data). ``fresh``: in a new conversation, which begins with it; only
+    a program that is capable of it is told so."""
 
     turn: str
     text: str
     images: tuple[tuple[str, str], ...] = ()
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)

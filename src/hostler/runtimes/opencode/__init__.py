@@ -36,6 +36,7 @@ class OpenCode:
         max_turns=True,
         effort=True,
         images=True,
+        fresh=True,
     )
 
     def __init__(self) -> None:
@@ -46,6 +47,7 @@ class OpenCode:
                 steers=True,
                 keeps_cwd=True,
                 servers=False,
+                fresh=True,
                 commands=True,
                 permission=on_permission,
                 failure=failure,
