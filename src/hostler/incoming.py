@@ -100,6 +100,8 @@ async def ready(
 
     ``known``: the same call was accepted before, so nothing is made ready again."""
     overrides = {**incoming.rules, **overrides}
+    if overrides.get("output", "") is None:  # the caller wants none, whatever the type has
+        del overrides["output"]
     if incoming.prompt is not None:
         return {"prompt": incoming.prompt, **overrides}
     rules = {name: value for name, value in overrides.items() if name in Options.RULES}
