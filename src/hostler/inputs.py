@@ -66,14 +66,14 @@ class _Wrong(Exception):
 
 
 def _by_json_schema(schema: Mapping[str, Any]) -> Callable[[Any], Any]:
-    import jsonschema  # type: ignore[import-untyped]  # slow to import, and most apps have no such type
+    import jsonschema  # slow to import, and most apps have no such type
 
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     try:
-        kind.check_schema(schema)
+        kind.check_schema(dict(schema))
     except jsonschema.SchemaError as error:
         raise ValueError(f"input_schema is no JSON Schema: {error.message}.") from None
-    validator = kind(schema)
+    validator = kind(dict(schema))
 
     def check(value: Any) -> Any:
         errors = sorted(validator.iter_errors(value), key=lambda e: [str(p) for p in e.absolute_path])

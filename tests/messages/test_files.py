@@ -10,10 +10,10 @@ from typing import Any
 
 import pydantic
 import pytest
+from tests.messages.support import FAKE, Chat, Message, user
 
 import hostler
 from hostler.testing.model_server import ModelServer
-from tests.messages.support import FAKE, Chat, Message, user
 
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -356,23 +356,22 @@ class LiveSession:
         running: Running,
         place: Place,
         call: Call,
-        before: asyncio.Task[None],
+        looking: asyncio.Task[None],
         recovered: bool,
     ) -> tuple[Saying, Outcome]:
-        """Bring the program to where the turn goes on from, and run the turn. ``before`` notes what the workspace is like
-        until then."""
+        """Bring the program to the conversation that the turn goes on with, and run the turn. ``looking`` sees what the
+        workspace is like before it."""
         refused: str | None = None
         while True:
-            try:
-                stored = await self.hold.known(lease)
-                said = await transcript.saying(
-                    turn, self.id, stored, self.host.store, self.runtime.capabilities, self.roots, refused=refused
-                )
-                reached = await self.hold.reach(place, lease, running, recovered, said.branch)
-            finally:
-                await before
+            stored = await self.hold.known(lease)
+            said = await transcript.saying(
+                turn, self.id, stored, self.host.store, self.runtime.capabilities, self.roots, refused=refused
+            )
+            reached = await self.hold.reach(place, lease, running, recovered, said.branch)
             if isinstance(reached, Outcome):
                 return said, reached
+            if not self.runtime.model_first:
+                await looking
             running.spoken = True
             started = Started(reached.resumed, lease.epoch, recovered)
             outcome = await run_turn(
