@@ -7,6 +7,7 @@ import sys
 
 import deltas
 import imports
+import messages
 import resume
 import turns
 from common import Row, peer_python, print_table
@@ -21,7 +22,7 @@ def main() -> None:
     if peer_python() is None:
         print("litellm is not measured: no .venv-peer (make bench makes it), and HOSTLER_BENCH_PEER names none.")
     rows: list[Row] = []
-    for room in (imports, deltas, turns, resume, host):
+    for room in (imports, deltas, turns, resume, host, messages):
         for row in room.rows(quick):
             print(f"measured: {row.name}", file=sys.stderr, flush=True)
             rows.append(row)

@@ -117,11 +117,9 @@ def note(
     """After a turn that came to its program, with its `Done`: what the conversation holds now. Of a turn that did not end
     well nobody knows how much of it the program keeps; a conversation that such a turn began is given up."""
     if said is not None and result.stop_reason == "done":
-        texts = (
-            result.text,
-            text_of((event for event, parent in events if parent is None), whole=True),
-            text_of((event for event, _ in events), whole=True),
-        )
+        texts = [result.text, text_of((event for event, parent in events if parent is None), whole=True)]
+        if any(parent is not None for _, parent in events):
+            texts.append(text_of((event for event, _ in events), whole=True))
         entries = [*said.entries, transcripts.answered(texts, turn.id)]
         spoken.note(conn, turn.session, turn.first, entries, at, since=said.since)
     elif said is None or said.branch is None:

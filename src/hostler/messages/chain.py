@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ Policy: TypeAlias = Literal["auto", "replay", "native", "append"]
 Entry: TypeAlias = list[Any]
 """How a message is recognised, JSON: ``["user", hash]``, ``["given", hash, ...]`` of an assistant message that the caller
 brought, ``["said", [hashes], turn, hash]`` of what a turn answered."""
+_MARKS = re.compile(r"[\W_]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def _dense(text: str) -> str:
 
 
 def _letters(text: str) -> str:
-    return "".join(c for c in unicodedata.normalize("NFKC", text) if c.isalnum())
+    return _MARKS.sub("", unicodedata.normalize("NFKC", text))
 
 
 def _hash(text: str) -> str:
