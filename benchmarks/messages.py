@@ -8,8 +8,8 @@ is in common at a tenth.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import os.path
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def chat(name: str, context: Any, turns: int) -> Spent:
         taken = time.perf_counter() - began
         harness.sessions.delete("chat")
         requests = [_pieces(call) for call in models.calls]
-    common = [_size(os.path.commonprefix(list(pair))) for pair in zip(requests, requests[1:], strict=False)]
+    common = [_size(_common(*pair)) for pair in itertools.pairwise(requests)]
     cached = sum(common) / _CHARACTERS
     return Spent(cached, sum(map(_size, requests)) / _CHARACTERS - cached, taken / turns)
 
@@ -96,6 +96,11 @@ def _pieces(call: ModelRequest) -> str | list[str]:
 def _blocks(message: dict[str, Any]) -> list[str]:
     content = message["content"]
     return [json.dumps([message["role"], block]) for block in ([content] if isinstance(content, str) else content)]
+
+
+def _common(a: str | list[str], b: str | list[str]) -> str | list[str]:
+    """With what both begin."""
+    return a[: next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
 
 
 def _size(pieces: str | list[str]) -> int:

@@ -7,12 +7,12 @@ import sys
 
 import deltas
 import imports
-import messages
 import resume
 import turns
 from common import Row, peer_python, print_table
 
 import host
+import messages
 
 
 def main() -> None:

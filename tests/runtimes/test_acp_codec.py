@@ -372,3 +372,17 @@ def test_any_command_is_a_runtime() -> None:
     launch = runtime.launch(context(program=runtime.find({}, None)))
     assert launch.argv == ("my-agent", "--acp")
     assert launch.env["OPENAI_BASE_URL"] == "http://model.invalid/v1"
+
+
+def test_a_new_conversation_begins_in_the_process_that_runs() -> None:
+    talk = Talk(RUNTIME.codec).joined()
+    talk.say(Prompt("t1", "one")).tell(id=3, result={"stopReason": "end_turn"})
+    talk.say(Prompt("t2", "two", fresh=True))
+    (key, new) = talk.sent[-1]
+    assert (key, new["method"]) == ("fresh:t2", "session/new")
+    assert new["params"] == talk.sent[1][1]["params"]
+    talk.tell(id=new["id"], result={"sessionId": "S2"})
+    assert of(talk.events, Identified) == [Identified("S"), Identified("S2")]
+    (_, prompt) = talk.sent[-1]
+    assert (prompt["method"], prompt["params"]["sessionId"]) == ("session/prompt", "S2")
+    assert prompt["params"]["prompt"] == [{"type": "text", "text": "two"}]
