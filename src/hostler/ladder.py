@@ -300,7 +300,8 @@ def _native_id(stored: Stored, place: Place) -> str | None:
         return None  # no turn has come to a history: the first one was ended before, by whomever
     raise SessionLost(
         f"Session {stored.key!r} cannot be resumed: the history of {place.runtime.name} ({native_id}) is "
-        f"{found}, in its home and among the saved files. Begin a new session; hostler never starts fresh under an old key."
+        f"{found}, in its home and among the saved files. Begin a new session; hostler never starts fresh under an old key. "
+        'A caller who has the transcript can go on with messages= and context="replay".'
     )
 
 

@@ -115,9 +115,16 @@ async def make(
 
 
 async def again(
-    host: Host, row: Row[Any], options: Options, given: Mapping[str, Any], *, own: Mapping[str, Any] = {}
+    host: Host,
+    row: Row[Any],
+    options: Options,
+    given: Mapping[str, Any],
+    *,
+    own: Mapping[str, Any] = {},
+    replay: bool = False,
 ) -> LiveSession:
-    """A session that is in the store, under the same rules; those in ``given`` and ``own`` replace the stored ones."""
+    """A session that is in the store, under the same rules; those in ``given`` and ``own`` replace the stored ones. With
+    ``replay`` its program's history need not be there any more: the caller tells all of it."""
     refuse_unbuilt(options)
     runtime = _runtime_of(row)
     if missing := sorted(set(row.callables) - set(options.callables())):
@@ -141,7 +148,11 @@ async def again(
         return host.keep(live)
     live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
     live.rules = rules
-    live.hold.resumed = await asyncio.to_thread(ladder.may_resume, stored_of(row), live.place())
+    try:
+        live.hold.resumed = await asyncio.to_thread(ladder.may_resume, stored_of(row), live.place())
+    except SessionLost:
+        if not replay:
+            raise
     live = host.keep(live)
     live.serve()  # a turn that a dead host left is brought to its Done
     return live

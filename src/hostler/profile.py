@@ -146,8 +146,10 @@ class SessionsCore:
     def __init__(self, profile: HarnessProfile) -> None:
         self._profile = profile
 
-    async def core(self, id: str, *, extra_body: Any = None, ephemeral: bool = False) -> SessionCore:
-        """The session under this key: found, or made."""
+    async def core(
+        self, id: str, *, extra_body: Any = None, ephemeral: bool = False, replay: bool = False
+    ) -> SessionCore:
+        """The session under this key: found, or made. ``replay``: see `opening.again`."""
         host = await self._profile.host.open()
         check_key(id)
         row = await host.store.read(lambda conn: queries.find_session(conn, id))
@@ -155,7 +157,7 @@ class SessionsCore:
         if row is None:
             own = {} if ephemeral else keyed(extra_body)
             return SessionCore(await make(host, id, self._profile.runtime, options, ephemeral=ephemeral, own=own))
-        return await self._again(host, row, extra_body)
+        return await self._again(host, row, extra_body, replay=replay)
 
     async def get_or_create(self, id: str, extra_body: Any = None) -> Session:
         """The session under the app's key ``id`` (any text, 1 to 512 characters), made when there is none.
@@ -218,12 +220,14 @@ class SessionsCore:
             raise SessionLost(f"There is no session {id!r} on the host {host.data_dir}.")
         return host, row
 
-    async def _again(self, host: Host, row: Row[Any], extra_body: Any = None) -> SessionCore:
+    async def _again(
+        self, host: Host, row: Row[Any], extra_body: Any = None, *, replay: bool = False
+    ) -> SessionCore:
         name = runtime_for(self._profile.runtime).name
         if row.harness != name:
             raise StateIncompatible(f"Session {row.key!r} is one of {row.harness!r}, this harness runs {name!r}.")
         own = keyed(extra_body) if extra_body is not None else {}
-        return SessionCore(await again(host, row, self._profile.options, self._profile.given, own=own))
+        return SessionCore(await again(host, row, self._profile.options, self._profile.given, own=own, replay=replay))
 
 
 async def begin(
@@ -247,7 +251,8 @@ async def begin(
     # Finding or making a session takes a different time each time: calls that were made one after the other are
     # accepted one after the other.
     async with _doors.setdefault((profile.host.data_dir, key), asyncio.Lock()):
-        core = await SessionsCore(profile).core(key, ephemeral=session is None)
+        replay = incoming.context == "replay"
+        core = await SessionsCore(profile).core(key, ephemeral=session is None, replay=replay)
         core.ephemeral = session is None
         try:
             store = core.live.host.store

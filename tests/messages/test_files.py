@@ -45,6 +45,7 @@ def folder(chat: Chat) -> Path:
 def test_a_file_is_put_there_once(chat: Chat) -> None:
     t = [having("m1", file("a.txt", b"one"))]
     result = chat.send(t)
+    assert result.files == ()  # the agent did not change it
     assert (folder(chat) / "m1" / "a.txt").read_bytes() == b"one"
     t += [{"role": "assistant", "content": result.text}, having("m2", file("b.txt", b"two"))]
     (folder(chat) / "m1" / "a.txt").write_text("the agent's own")

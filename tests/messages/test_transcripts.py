@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -208,6 +209,11 @@ class App:
         path = Path(__file__).with_name("app.py")
         self.process = subprocess.Popen([sys.executable, str(path), json.dumps(job)], stdout=subprocess.PIPE, text=True)
 
+    def until_its_end(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.communicate(timeout=30)[0].split()[-1] == "Done"
+        assert self.process.returncode == 0
+
     def kill_at(self, event: str) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -295,6 +301,33 @@ def test_bad_calls_start_nothing(call: dict[str, Any], said: str, models: ModelS
     with pytest.raises(ValueError, match=said):
         hostler.stream_harness(harness=chat.harness, session=chat.key, **call)
     assert not (tmp_path / "data").exists()
+
+
+def test_a_lost_history_is_replayed_when_asked_for_and_never_otherwise(
+    models: ModelServer, tmp_path: Path, in_another_process: Any
+) -> None:
+    chat = Chat(FAKE, models, tmp_path / "data")
+    t = in_another_process(chat, [chat.new()])
+    (session,) = (tmp_path / "data" / "sessions").iterdir()
+    shutil.rmtree(session / "home")
+    shutil.rmtree(session / "native")
+    t = [*t, chat.new()]
+    with pytest.raises(hostler.SessionLost, match='context="replay"'):
+        chat.send(t)
+    chat.say(t, "seeded", context="replay")
+    chat.close()
+
+
+@pytest.fixture
+def in_another_process(models: ModelServer, tmp_path: Path) -> Any:
+    """A whole turn of an app that ends behind it; gives the transcript with the answer."""
+
+    def run(chat: Chat, messages: list[Message]) -> list[Message]:
+        App(chat, messages, tmp_path / "data", models).until_its_end()
+        mark = marks(messages[-1])[-1]  # what its script has it say
+        return [*messages, assistant(mark)]
+
+    return run
 
 
 def test_without_a_key_a_transcript_is_told_to_a_session_of_one_turn(models: ModelServer, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import json
 import re
@@ -93,7 +94,8 @@ def _assistant(said: list[Message], calls: dict[str, tuple[int, int]], given: Ma
         elif kind == "dynamic-tool" or kind.startswith("tool-"):
             new.append(_ui_tool(part, kind))
         elif kind in ("file", "image", "image_url"):
-            new.append(_file(part, kind, where))
+            with contextlib.suppress(ValueError):  # what the assistant made is the client's to keep in any form
+                new.append(_file(part, kind, where))
     for tool in _mappings(given.get("toolInvocations")) if not isinstance(given.get("parts"), Sequence) else ():
         new.append(_ui_tool(tool, "dynamic-tool"))
     for tool in _mappings(given.get("tool_calls")):

@@ -132,7 +132,8 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The turn has the session's lease. ``resumed`` says how its program was reached: attached, native, or None (new)."""
+    """The turn has the session's lease. ``resumed`` says how its program was reached: attached, native, replayed (a new
+    conversation that is told the transcript), or None (new)."""
 
     resumed: str | None
     epoch: int
