@@ -51,7 +51,8 @@ class Session:
 
     @property
     def resumed(self) -> str | None:
-        """How a resumed session came by its program: ``"attached"`` or ``"native"``; None for a new session."""
+        """How a resumed session came by its program: ``"attached"``, ``"native"``, or ``"replayed"`` (by the transcript of a
+        caller who brings it); None for a new session."""
         return self._core.resumed
 
     @property

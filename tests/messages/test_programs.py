@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from tests.messages.support import Chat, Message, assistant, heard, marks, user
 from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, Program, ids
+from tests.sessions.programs import REAL as PROGRAMS
 
 import hostler
+from hostler.harness import Text
 from hostler.testing.model_server import ModelServer
 
 REAL = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX, OPENCODE)]
@@ -55,7 +57,20 @@ def test_the_program_follows_the_transcript(program: Program, models: ModelServe
     shown = chat.say([*twice[:-1], ui, chat.new()], "appended")
     other = chat.say([chat.new(), assistant("An900q"), chat.new()], "seeded")  # the whole transcript is another
     other = chat.say([*other, chat.new()], "appended")
-    chat.say([*shown, chat.new()], "seeded")  # and another client with the old one
+    t = chat.say([*shown, chat.new()], "seeded")  # and another client with the old one
+    t = chat.say([*t, chat.new()], "appended")
+
+    stopped = [
+        *t,
+        user("Un950q\n" + json.dumps([{"text": "An950q"}, {"hang": True}]) if program.fake else "Say Un950q."),
+    ]
+    models.clear()
+    models.script([{"text": "An950q, at length.", "chunks": 2, "hang": 30}])
+    stream = hostler.stream_harness(harness=chat.harness, messages=stopped, session=chat.key)
+    assert any(isinstance(event, Text) for event in stream)
+    stream.cancel()
+    assert stream.wait().stop_reason == "cancelled"
+    chat.say([*stopped, assistant("An950q"), chat.new()], forked(program))
     assert len(chat.harness.sessions.list()) == 1
     chat.close()
 
@@ -79,7 +94,7 @@ def test_a_conversation_may_come_from_elsewhere_and_be_long(
     chat.close()
 
 
-@pytest.mark.parametrize("program", REAL, ids=ids)
+@pytest.mark.parametrize("program", PROGRAMS, ids=ids)  # three starts: too slow for OpenCode each time
 def test_system_messages_are_the_instructions_of_the_call(
     program: Program, models: ModelServer, tmp_path: Path
 ) -> None:
