@@ -98,10 +98,12 @@ async def ready(
 ) -> dict[str, Any]:
     """The arguments of `SessionCore.begin` that say it: ``prompt``, ``transcript`` and the rules of the call.
 
-    ``known``: the same call was accepted before, so nothing is made ready again."""
+    ``known``: the same call was accepted before, so nothing is made ready again, nor steered or interrupted."""
     overrides = {**incoming.rules, **overrides}
     if overrides.get("output", "") is None:  # the caller wants none, whatever the type has
         del overrides["output"]
+    if known:
+        overrides["on_busy"] = "queue"
     if incoming.prompt is not None:
         return {"prompt": incoming.prompt, **overrides}
     rules = {name: value for name, value in overrides.items() if name in Options.RULES}

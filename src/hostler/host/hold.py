@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row
@@ -29,6 +30,8 @@ from ..workspace import SessionDirs, native
 if TYPE_CHECKING:
     from ..toolserver import ToolServer
     from .local import Host
+
+_UNWRITTEN = 100  # looks, 20 ms apart, for the history of a turn that is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +229,21 @@ class Hold:
         files = self._runtime.native_files
         return native.save(self._dirs.home, self._dirs.native, files, native_id, stored.native, keep=keep)
 
+    def save_turn(self, stored: Stored, outcome: Outcome) -> dict[str, Any]:
+        """The history as a turn leaves it. A fork may go on using the files of the conversation that it came from; a
+        conversation that was begun afresh does not."""
+        settled = settled_by(stored, outcome)
+        fork = stored.branch is not None and stored.branch["at"] is not None
+        keep = settled.new_id == stored.new_id or fork
+        before = len((stored.native or {}).get("files", ())) if settled.new_id != stored.new_id and fork else 0
+        manifest = self.save_history(settled.native_id or settled.new_id, stored, keep=keep)
+        for _ in range(_UNWRITTEN if outcome.ended.stop_reason == "done" else 0):
+            if len(manifest["files"]) > before or not self._runtime.native_files:
+                break
+            sleep(0.02)  # it says that its first turn is over before it has written it down
+            manifest = self.save_history(settled.native_id or settled.new_id, stored, keep=keep)
+        return manifest
+
     async def evict(self) -> None:
         """End the idle program to make room for another session's."""
         program = self.program
@@ -277,6 +295,17 @@ def masker_of(place: Place | None) -> Masker:
     if place is None:
         return Masker()
     return Masker([place.route.key] if place.route.key else [], Keys(place.rules.get("redact")))
+
+
+def settled_by(stored: Stored, outcome: Outcome) -> Stored:
+    """With the conversation that the session goes on with after a turn: one that it began only if it ended well."""
+    branch = stored.branch
+    if branch is None:
+        return replace(stored, native_id=outcome.native_id or stored.native_id)
+    if outcome.ended.stop_reason != "done":
+        return replace(stored, branch=None)
+    native_id = outcome.native_id or branch["native_id"]
+    return replace(stored, native_id=native_id, new_id=branch["new_id"], branch=None)
 
 
 def stored_of(row: Row[Any]) -> Stored:

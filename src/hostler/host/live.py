@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from time import sleep, time
+from time import time
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Row
@@ -45,7 +45,7 @@ from ..workspace.artifacts import Collected, Vault
 from ..workspace.roots import VIRTUAL, Roots
 from . import transcript, upkeep
 from .errors import error_code
-from .hold import Hold, masker_of
+from .hold import Hold, masker_of, settled_by
 from .notices import told
 from .shelf import blobs_of, shelve
 from .transcript import Saying
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hostler")
 _TAKES_UP = 5.0  # s that a question about the turn waits for the worker
-_UNWRITTEN = 100  # looks, 20 ms apart, for the history of a turn that is done
 _LOOK = 0.05  # s between looks at the inbox while another host's turn is before ours
 
 
@@ -448,9 +447,9 @@ class LiveSession:
             events.append((Notice("artifact_not_kept", problem), None))
             running.events.append(events[-1])
         result = result_of(outcome.ended, running.events, files, session=self.key, turn=turn.id)
-        done = result.stop_reason == "done"
-        given_up = stored.branch is not None and not done  # the session goes on with the conversation that it had
-        begun = (stored.native or {}).get("begun") or done or (result.usage.calls > 0 and not given_up)
+        given_up = stored.branch is not None and result.stop_reason != "done"
+        known = (stored.native or {}).get("begun")
+        begun = known or result.stop_reason == "done" or (result.usage.calls > 0 and not given_up)
         manifest = {**manifest, "begun": bool(begun)}  # there is a history, which must not be lost
         artifacts = tuple(file for file in collected.files if kept.get(file.path) != file.sha256)
         result = replace(masker.mask(result), artifacts=artifacts, context=said.context if said else "native")
@@ -491,23 +490,12 @@ class LiveSession:
             return records
 
         records = await self.host.store.write(write, durable=True)
-        native_id = None if given_up else outcome.native_id or (stored.branch or {}).get("native_id")
-        if stored.branch is not None and done:
-            stored = replace(stored, new_id=stored.branch["new_id"], native_id=None)
-        self.hold.learn(
-            replace(
-                stored,
-                native_id=native_id or stored.native_id,
-                finished=stored.finished + 1,
-                native=manifest,
-                branch=None,
-                **{name: value for name, value in after.items() if name != "status"},
-            )
-        )
+        settled = replace(settled_by(stored, outcome), finished=stored.finished + 1, native=manifest)
+        self.hold.learn(replace(settled, **{name: value for name, value in after.items() if name != "status"}))
         self.running = None
         self.usage += result.usage
         self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
-        self.native_id = native_id or self.native_id
+        self.native_id = settled.native_id or self.native_id
         if program is not None and outcome.program_alive and outcome.progress is not None:
             with contextlib.suppress(KeeperError):  # it died after its turn: the next one finds out
                 await program.close_turn(outcome.progress.frame)
@@ -520,21 +508,7 @@ class LiveSession:
         """After the turn, in a worker thread: what changed in the workspace, the program's own history saved, and
         whether there is anything under /artifacts."""
         files = self._watch.changes()
-        done = outcome.ended.stop_reason == "done"
-        native_id, known, keep = outcome.native_id or stored.native_id or stored.new_id, 0, True
-        if (branch := stored.branch) is not None and done:
-            native_id = outcome.native_id or branch["native_id"] or branch["new_id"]
-            keep = branch["at"] is not None  # a fork may go on using the files of the conversation that it came from
-            known = len((stored.native or {}).get("files", ())) if keep else 0
-        elif branch is not None:
-            native_id = stored.native_id or stored.new_id
-        manifest = self.hold.save_history(native_id, stored, keep=keep)
-        for _ in range(_UNWRITTEN if done else 0):
-            if len(manifest["files"]) > known or not self.runtime.native_files:
-                break
-            sleep(0.02)  # it says that its first turn is over before it has written it down
-            manifest = self.hold.save_history(native_id, stored, keep=keep)
-        return files, manifest, not self.vault.empty()
+        return files, self.hold.save_turn(stored, outcome), not self.vault.empty()
 
     async def _remember(self, running: Running, turn: StoredTurn) -> None:
         """Fill in what an earlier host journalled of this turn."""
