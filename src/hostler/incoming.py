@@ -110,7 +110,8 @@ async def ready(
     call = _digest([incoming.call, extra_body, rules])
     if known:
         return {"prompt": "", "transcript": {"call": call}, **overrides}
-    transcript = incoming.transcript or await _converted(incoming, core, extra_body, loop)
+    body = extra_body if extra_body is not None else core.live.rules.get("extra_body")
+    transcript = incoming.transcript or await _converted(incoming, core, body, loop)
     refuse_unfetched(transcript.messages, fetch)
     messages = await attach(core, transcript.messages, fetch=fetch, restage=restage, loop=loop)
     stored = transcripts.to_json(messages)

@@ -220,9 +220,7 @@ class SessionsCore:
             raise SessionLost(f"There is no session {id!r} on the host {host.data_dir}.")
         return host, row
 
-    async def _again(
-        self, host: Host, row: Row[Any], extra_body: Any = None, *, replay: bool = False
-    ) -> SessionCore:
+    async def _again(self, host: Host, row: Row[Any], extra_body: Any = None, *, replay: bool = False) -> SessionCore:
         name = runtime_for(self._profile.runtime).name
         if row.harness != name:
             raise StateIncompatible(f"Session {row.key!r} is one of {row.harness!r}, this harness runs {name!r}.")

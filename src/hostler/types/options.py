@@ -58,6 +58,7 @@ class HarnessOptions(OptionsDict, total=False):
     harness has."""
 
     input_types: Mapping[str, Any]
+    fetch: Callable[[str], Any] | None
     persistent_dirs: Sequence[Any]
 
 
