@@ -74,10 +74,12 @@ def test_what_is_too_long_is_cut_and_said() -> None:
     assert one.cut
 
 
-@pytest.mark.parametrize("count", [3, 30])
-def test_pictures_are_bounded(count: int) -> None:
-    files = tuple(File(f"d{n}", f"{n}.png", "image/png", path=f"/session/{n}.png", bytes=9) for n in range(count))
+@pytest.mark.parametrize(
+    ("count", "size", "shown"), [(3, 9, 3), (30, 9, 20), (9, 4 << 20, 4), (1, 6 << 20, 0), (0, 0, 0)]
+)
+def test_pictures_are_bounded(count: int, size: int, shown: int) -> None:
+    files = tuple(File(f"d{n}", f"{n}.png", "image/png", path=f"/session/{n}.png", bytes=size) for n in range(count))
     found = told([Message("user", ("see", *files))], seed=False, images=True)
-    assert len(found.images) == min(count, 20)
-    assert found.images[-1] == files[-1]
-    assert (found.cut is None) == (count == 3)
+    assert found.images == files[count - shown :]
+    assert found.text.count("shown here") == shown
+    assert (found.cut is None) == (size > 5 << 20 or count == shown)

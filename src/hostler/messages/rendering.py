@@ -14,7 +14,7 @@ _SEEDED = "This is the conversation so far, oldest message first. You are its as
 _ADDED = "These messages were added to our conversation since your last answer, oldest first."
 _NATIVE_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _IMAGE = 5 << 20  # bytes of an image that providers take
-_IMAGES = 20
+_IMAGES, _TOGETHER = 20, 16 << 20  # of one prompt, and their bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def told(messages: Sequence[Message], *, seed: bool, images: bool = False, limit
     A single user message is said as it is. With ``images``, the newest pictures are given natively; all files are named by
     where they lie. Of what goes before the last message at most about ``limit`` characters are kept."""
     pictures = [f for m in messages if m.role == "user" for f in m.files if images and _is_picture(f)]
-    given = tuple(pictures[-_IMAGES:])
+    given = _newest(pictures)
     *before, last = messages if messages[-1].role == "user" else [*messages, None]
     ending = "" if last is None else _said(last, given)
     left_out = len(pictures) - len(given)
@@ -109,6 +109,14 @@ def _named(file: File, given: Sequence[File]) -> str:
 
 def _is_picture(file: File) -> bool:
     return file.path is not None and file.media_type in _NATIVE_IMAGES and 0 < file.bytes <= _IMAGE
+
+
+def _newest(pictures: Sequence[File]) -> tuple[File, ...]:
+    room, first = _TOGETHER, len(pictures)
+    while first and len(pictures) - first < _IMAGES and pictures[first - 1].bytes <= room:
+        first -= 1
+        room -= pictures[first].bytes
+    return tuple(pictures[first:])
 
 
 def _tag(messages: Sequence[Message]) -> str:
