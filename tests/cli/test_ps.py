@@ -19,7 +19,8 @@ from hostler.testing.model_server import ModelServer
 
 FAKE = FAKE_PROGRAM.harness
 README = Path(__file__).resolve().parents[2] / "README.md"
-pytestmark = pytest.mark.usefixtures("nothing_left")
+# `hostler gc` finds what nobody owns on the whole machine: not two of these at once.
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.xdist_group("gc")]
 
 
 def command(*args: str) -> subprocess.CompletedProcess[str]:
