@@ -57,7 +57,7 @@ class Session:
 
     @property
     def workdir(self) -> str:
-        """The working directory, as the agent sees it."""
+        """The directory of the workspace on this machine; the agent may know it by another name (``/session``)."""
         return self._core.workdir
 
     def run(self, prompt: str, **options: Unpack[OptionsDict]) -> Result:

@@ -19,6 +19,8 @@ from .host.live import LiveSession, route_of
 from .rules import refuse_unbuilt, refuse_unheld
 from .runtimes import runtime_for
 from .sandbox import auto
+from .sandboxes.choice import MADE_WITHOUT, recipe_of
+from .sandboxes.choice import again as same_again
 from .session import SessionCore
 from .store import queries
 from .types.errors import OptionsMismatch, SandboxError, SessionLost, StateIncompatible
@@ -84,16 +86,17 @@ async def make(
     rules."""
     refuse_unbuilt(options)
     runtime = runtime_for(harness)
-    refuse_unheld(runtime, options)
+    refuse_unheld(runtime, options, confined=True)
     tools = await _tools(options)
     dirs = SessionDirs.of(host.data_dir, key)
     sandbox, owned = await _sandbox(options.sandbox, dirs, host)
+    refuse_unheld(runtime, options, confined=sandbox.confined)
     if dirs.used and await host.store.read(lambda conn: queries.find_session(conn, key)) is None:
         raise SessionLost(
             f"The store does not know session {key!r}, but {dirs.root} holds the history of its program: the store has lost "
             "it, or was replaced. Put the store back from a copy; or remove that folder (hostler gc) to begin anew."
         )
-    rules = {**options.rules(), **own}
+    rules = {**options.rules(), _SANDBOX: recipe_of(sandbox), **own}
     if isinstance(harness, AcpAgent):
         rules[_COMMAND] = list(harness.command)
     route_of(runtime, rules, options.api_key)
@@ -103,7 +106,7 @@ async def make(
             key=key,
             harness=runtime.name,
             new_id=str(uuid.uuid4()),
-            workdir=sandbox.workdir,
+            workdir=sandbox.root,
             owned=owned,
             rules=rules,
             callables=options.callables(),
@@ -139,7 +142,10 @@ async def again(
     else:
         sandbox = await _same_sandbox(options, row, dirs, host)
     rules = {**row.rules, **{name: value for name, value in options.rules().items() if name in given}, **own}
-    refuse_unheld(runtime, replace(options, **{n: v for n, v in rules.items() if n in Options.RULES}))
+    rules[_SANDBOX] = recipe_of(sandbox)
+    refuse_unheld(
+        runtime, replace(options, **{n: v for n, v in rules.items() if n in Options.RULES}), confined=sandbox.confined
+    )
     route_of(runtime, rules, options.api_key)
     if rules != row.rules or options.callables() != row.callables:
         await host.store.write(lambda conn: queries.change_rules(conn, row.id, rules, options.callables()))
@@ -159,6 +165,7 @@ async def again(
 
 
 _COMMAND = "command"  # the rule that holds an ACP agent's command
+_SANDBOX = "sandbox"  # the rule that holds the recipe of the sandbox
 
 
 def keyed(extra_body: Any) -> dict[str, Any]:
@@ -190,17 +197,21 @@ async def _sandbox(given: Any, dirs: SessionDirs, host: Host) -> tuple[Sandbox, 
     """The sandbox to use, and whether its workspace is the session's own."""
     if given is None:
         given = auto
-    if hasattr(given, "workdir") and hasattr(given, "command"):
-        check_apart(host.data_dir, given.workdir)
-        return given, given.workdir == dirs.session
+    if _is_sandbox(given):
+        check_apart(host.data_dir, given.root)
+        return given, given.root == dirs.session
     if not callable(given):
         raise TypeError(f"sandbox must be a sandbox or a factory such as sandbox.local, not {given!r}.")
     dirs.make()
     made = await _made(given, dirs.workspace(), host.settings.start_timeout)
-    if not hasattr(made, "workdir") or not hasattr(made, "command"):
+    if not _is_sandbox(made):
         raise SandboxError(f"The sandbox factory {given!r} gave {made!r}, which is not a sandbox.")
-    check_apart(host.data_dir, made.workdir)
-    return made, os.path.realpath(made.workdir) == os.path.realpath(dirs.session)
+    check_apart(host.data_dir, made.root)
+    return made, os.path.realpath(made.root) == os.path.realpath(dirs.session)
+
+
+def _is_sandbox(given: Any) -> bool:
+    return all(hasattr(given, part) for part in ("root", "workdir", "enclose"))
 
 
 _late: set[asyncio.Future[Any]] = set()
@@ -229,16 +240,27 @@ def _close_late(making: asyncio.Future[Any]) -> None:
 
 
 async def _same_sandbox(options: Options, row: Row[Any], dirs: SessionDirs, host: Host) -> Sandbox:
-    if options.sandbox is None and not row.owned:
-        if not os.path.isdir(row.workdir):
+    """The sandbox that the session was made with, or the one that the app passes in its place. Raises StateIncompatible
+    where the program would not find its conversation: it knows its folders by their names."""
+    recipe = row.rules.get(_SANDBOX, MADE_WITHOUT)
+    if options.sandbox is None or options.sandbox is auto:
+        folder = dirs.session if row.owned else row.workdir
+        if not row.owned and not os.path.isdir(folder):
             raise SandboxError(
-                f"The working directory of session {row.key!r} is gone: {row.workdir}. Put it back, or begin a new session."
+                f"The working directory of session {row.key!r} is gone: {folder}. Put it back, or begin a new session."
             )
-        return auto(row.workdir)
+        dirs.make()
+        return await asyncio.to_thread(same_again, recipe, folder, row.key)
     sandbox, owned = await _sandbox(options.sandbox, dirs, host)
-    if owned != row.owned or (not owned and sandbox.workdir != row.workdir):
+    if owned != row.owned or (not owned and sandbox.root != row.workdir):
         raise StateIncompatible(
             f"Session {row.key!r} works in {'its own workspace' if row.owned else row.workdir}; the sandbox passed to "
-            f"agent_resume works in {sandbox.workdir}."
+            f"agent_resume works in {sandbox.root}."
+        )
+    given = recipe_of(sandbox)
+    if (recipe["kind"] == "local") != (given["kind"] == "local"):
+        raise StateIncompatible(
+            f"Session {row.key!r} was made in a sandbox of kind {recipe['kind']!r}, where its folders have other names than "
+            f"in {given['kind']!r}; its program would not find its conversation. Resume it without sandbox=."
         )
     return sandbox

@@ -102,7 +102,7 @@ class HarnessProfile:
         self.given = dict(given)
         self.options = Options.of(given)
         refuse_unbuilt(self.options)
-        refuse_unheld(runtime_for(runtime), self.options)
+        refuse_unheld(runtime_for(runtime), self.options, confined=True)
 
     def __repr__(self) -> str:
         name = self.runtime.value if isinstance(self.runtime, Harness) else self.runtime

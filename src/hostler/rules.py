@@ -16,11 +16,15 @@ def refuse_unbuilt(options: Options) -> None:
             raise CapabilityUnsupported(f"{name} cannot be given to any program yet.")
 
 
-def refuse_unheld(runtime: Runtime, options: Options) -> None:
-    """Raise CapabilityUnsupported, naming the first rule that this program cannot hold."""
+_BY_MOUNTS = ("edit", "read-only")  # what a confined sandbox holds by itself, whatever the program can
+
+
+def refuse_unheld(runtime: Runtime, options: Options, *, confined: bool) -> None:
+    """Raise CapabilityUnsupported, naming the first rule that this program cannot hold in a sandbox that is ``confined``
+    or not."""
     can = runtime.capabilities
     wrong = None
-    if options.permissions not in can.permissions:
+    if options.permissions not in can.permissions and not (confined and options.permissions in _BY_MOUNTS):
         wrong = f"permissions={options.permissions!r} (it can hold: {', '.join(map(repr, can.permissions))})"
     for name, given, able in (
         ("on_approval", options.on_approval is not None, can.approvals),

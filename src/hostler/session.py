@@ -80,8 +80,8 @@ class SessionCore:
 
     @property
     def workdir(self) -> str:
-        """The working directory, as the agent sees it."""
-        return self._live.sandbox.workdir
+        """The directory of the workspace on this machine; the agent may know it by another name (``/session``)."""
+        return self._live.sandbox.root
 
     async def run(
         self, prompt: str, *, loop: asyncio.AbstractEventLoop | None, **options: Unpack[OptionsDict]
@@ -118,7 +118,9 @@ class SessionCore:
         given = Options.of(options)
         rules = {name: value for name, value in given.rules().items() if name in options}
         refuse_unbuilt(given)
-        refuse_unheld(self._live.runtime, replace(given, tools=self._live.options.tools))
+        refuse_unheld(
+            self._live.runtime, replace(given, tools=self._live.options.tools), confined=self._live.sandbox.confined
+        )
         for name in ("sandbox", "state_dir", "tools", "skills", "output"):
             if name in options:
                 raise CapabilityUnsupported(f"{name} belongs to the session and cannot be changed for one call.")

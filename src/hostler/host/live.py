@@ -103,9 +103,9 @@ class LiveSession:
         self._nudge = asyncio.Event()
         self._looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
         self._accepting: set[asyncio.Task[Any]] = set()
-        self._watch = Watch(sandbox.workdir, dirs.private)
+        self._watch = Watch(sandbox.root, dirs.private)
         self.hold.tools = self._tool_server(tools) if tools else None
-        self.roots = Roots(dirs.workspace(sandbox.workdir).mounts)
+        self.roots = Roots(dirs.workspace(sandbox.root).mounts)
         self.vault = Vault(self.roots, os.path.join(dirs.private, "artifacts"))
 
     # ---- in ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..types.errors import SandboxError
+from ..types.sandbox import Folders
 from .confined import make_folder
 
 _FOLDERS = ("session", "artifacts", "persistent", "skills", "native", "home", "tmp", "launch", "private")
@@ -81,6 +82,10 @@ class SessionDirs:
         except FileNotFoundError:
             return None
         return aside
+
+    def folders(self, workdir: str) -> Folders:
+        """What a program in ``workdir`` works with, by paths of this machine."""
+        return Folders(workdir, self.artifacts, self.persistent, self.skills, self.home, self.tmp, self.launch)
 
     def workspace(self, workdir: str | None = None) -> Workspace:
         """What the agent sees, with ``workdir`` (a caller's own directory) or the owned workspace."""

@@ -1,0 +1,284 @@
+"""The bubblewrap sandbox: namespaces of its own, in which the program sees its folders and what it needs to run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from ..types.errors import CapabilityUnsupported, SandboxError
+from ..types.sandbox import Enclosure, Folders, Job
+from . import environment, limits, probe, seccomp
+from .limits import Limits
+from .local import folder_of, real_folder
+from .visible import Visible, below
+
+Network = Literal["off", "on"]
+
+INSIDE = Folders(
+    workdir="/session",
+    artifacts="/artifacts",
+    persistent="/persistent",
+    skills="/skills",
+    home="/home/agent",
+    tmp="/tmp",
+    launch="/run/hostler/launch",
+)
+MODEL_PORT = 7411  # in a network of its own any port is free
+_ARGUMENTS, _FILTER = "4", "5"  # descriptors
+_SHARED_MEMORY = str(256 << 20)
+
+_ETC = Path(__file__).parent / "etc"
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+# Nothing here that only root may read: root's agent could, too.
+_OF_ETC = (
+    *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl/certs", "ssl/openssl.cnf", "pki/tls/certs"),
+    *("pki/ca-trust/extracted", "ca-certificates", "localtime", "timezone", "mime.types", "protocols", "services"),
+    *("locale.alias", "fonts", "magic", "java-11-openjdk", "java-17-openjdk", "java-21-openjdk"),
+)
+# They belong to root, and to the kernel root's agent is root: it could write /proc/sys/kernel/core_pattern, for one.
+_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "mtrr", "pressure")
+_MASKED_FILES = ("kcore", "keys", "key-users", "kmsg", "latency_stats", "timer_list", "sched_debug", "kallsyms")
+_MASKED_FOLDERS = ("acpi", "asound", "driver", "fs", "scsi")
+_STAYS = ("full", "ask")  # permissions under which the network is the sandbox's affair
+
+
+class Bubblewrap:
+    """A directory of this machine, shown to the agent as ``/session``, and hardly anything else of it."""
+
+    confined = True
+    workdir = INSIDE.workdir
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        network: Network,
+        bounds: Limits,
+        ro: tuple[str, ...],
+        env: Mapping[str, str],
+        inherit: frozenset[str],
+    ) -> None:
+        if (missing := probe.missing()) is not None:
+            raise SandboxError(f"sandbox.bubblewrap does not work here: {missing} (sandbox.local runs without it.)")
+        self.root = real_folder("sandbox.bubblewrap", path)
+        self._network = network
+        self._limits = bounds
+        self._ro = ro
+        self._env = env
+        self._inherit = inherit
+        limits.hold(bounds, root=os.geteuid() == 0)  # refused here and not in the middle of the first turn
+
+    def __repr__(self) -> str:
+        return f"sandbox.bubblewrap({self.root!r}, network={self._network!r})"
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        return {
+            "kind": "bubblewrap",
+            "network": self._network,
+            "limits": {"memory": self._limits.memory, "processes": self._limits.processes},
+            "ro": list(self._ro),
+            "env": sorted(self._env),
+            "inherit": sorted(self._inherit),
+        }
+
+    def environment(self, *, home: str, tmp: str) -> dict[str, str]:
+        """An allow-list of the host's, ``inherit``, and on top ``env``; PATH names only what is there inside."""
+        own = {"USER": "agent", "LOGNAME": "agent", "SHELL": "/bin/sh"}
+        seen = [entry for entry in environment.path().split(os.pathsep) if below(entry, *_SYSTEM, *self._ro)]
+        own["PATH"] = os.pathsep.join(dict.fromkeys([*seen, "/usr/local/bin", "/usr/bin", "/bin"]))
+        return environment.base({**own, **self._env}, self._inherit, home=home, tmp=tmp)
+
+    def which(self, name: str) -> str | None:
+        """The path on this machine of a program that can be shown inside, or None."""
+        return environment.which(name, {})
+
+    def enclose(self, job: Job) -> Enclosure:
+        """The job as it is inside. Raises CapabilityUnsupported for what cannot be held or reached there, OSError for a
+        program that is not there."""
+        offline = self._network == "off" or job.permissions not in _STAYS
+        seen = Visible((*_SYSTEM, *_etc()), tuple(_names(INSIDE)), self.which)
+        program = seen.command(job.program)
+        servers = {name: _server(seen, name, server, offline) for name, server in job.servers.items()}
+        for path in (*self._ro, *_certificates()):
+            seen.show(path)
+        held = limits.hold(self._limits, root=os.geteuid() == 0)
+        arguments = [*_namespaces(), *_system(offline), *_folders(job), *_shown(seen), "--remount-ro", "/"]
+        arguments += ["--chdir", INSIDE.workdir, "--seccomp", _FILTER]
+        return Enclosure(
+            program=program,
+            folders=INSIDE,
+            cwd="/",
+            servers=servers,
+            # Its arguments name paths of this machine, and its command line can be read inside.
+            wrap=(probe.binary(), "--args", _ARGUMENTS, "--", *held.wrap),
+            feeds=(b"".join(os.fsencode(word) + b"\0" for word in arguments), seccomp.program()),
+            model_port=MODEL_PORT if offline else 0,
+            groups=held.groups,
+        )
+
+    def close(self) -> None:
+        """Nothing to do: it lives as long as its processes, which hostler's keeper ends."""
+
+
+def _namespaces() -> list[str]:
+    out = ["--unshare-user", "--uid", "1000", "--gid", "1000", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+    out += ["--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    return out
+
+
+def _system(offline: bool) -> list[str]:
+    """What every program finds: the system's folders, a few files of /etc, its own /proc and /dev."""
+    out: list[str] = []
+    for folder in _SYSTEM:
+        if os.path.islink(folder):
+            out += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            out += ["--ro-bind", folder, folder]
+    if os.path.isdir("/usr/local/etc"):
+        out += ["--tmpfs", "/usr/local/etc", "--remount-ro", "/usr/local/etc"]
+    for path in _etc():
+        out += ["--ro-bind", os.path.realpath(path), path]
+    for name in ("passwd", "group", "hosts", "nsswitch.conf"):
+        out += ["--ro-bind", str(_ETC / name), f"/etc/{name}"]
+    if not offline and os.path.exists("/etc/resolv.conf"):
+        out += ["--ro-bind", os.path.realpath("/etc/resolv.conf"), "/etc/resolv.conf"]
+    out += ["--proc", "/proc"]
+    for name in _READ_ONLY:
+        if os.path.exists(f"/proc/{name}"):
+            out += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
+    for name in _MASKED_FILES:
+        if os.path.exists(f"/proc/{name}"):
+            out += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    for name in _MASKED_FOLDERS:
+        if os.path.isdir(f"/proc/{name}"):
+            out += ["--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
+    out += ["--dev", "/dev", "--size", _SHARED_MEMORY, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    return [*out, "--dir", "/var", "--symlink", "../tmp", "/var/tmp"]
+
+
+def _etc() -> list[str]:
+    return [path for name in _OF_ETC if os.path.exists(path := f"/etc/{name}")]
+
+
+def _folders(job: Job) -> list[str]:
+    """The session's own folders, under the names that they have inside."""
+    ours = "--ro-bind" if job.permissions == "read-only" else "--bind"
+    out: list[str] = []
+    for name, how in (
+        ("workdir", ours),
+        ("artifacts", ours),
+        ("persistent", ours),
+        ("skills", "--ro-bind"),
+        ("home", "--bind"),
+        ("tmp", "--bind"),
+        ("launch", "--ro-bind"),
+    ):
+        out += [how, getattr(job.folders, name), getattr(INSIDE, name)]
+    for path in job.readonly:
+        out += ["--ro-bind", path, _inside(job.folders, path)]
+    return out
+
+
+def _shown(seen: Visible) -> list[str]:
+    out: list[str] = []
+    for path in sorted(seen.mounts):  # a folder before what lies in it
+        out += ["--ro-bind", path, seen.mounts[path]]
+    for name, target in seen.links.items():
+        out += ["--symlink", target, name]
+    return out
+
+
+def _server(seen: Visible, name: str, server: Mapping[str, Any], offline: bool) -> dict[str, Any]:
+    """An MCP server as the program starts or reaches it inside."""
+    if server.get("url") and offline:
+        raise CapabilityUnsupported(
+            f"The MCP server {name!r} is at a URL, and the sandbox has no network. Use "
+            "sandbox.bubblewrap(network='on') with permissions='full' or 'ask', or offer its functions as tools="
+        )
+    if not server.get("command"):
+        return dict(server)
+    try:
+        command, *arguments = seen.command((server["command"], *server.get("args", ())))
+    except OSError as error:
+        raise CapabilityUnsupported(
+            f"The MCP server {name!r} cannot be shown in the sandbox: {server['command']}: {error.strerror}."
+        ) from None
+    return {**server, "command": command, "args": arguments}
+
+
+def _inside(folders: Folders, path: str) -> str:
+    for name in INSIDE.__slots__:
+        if below(path, base := getattr(folders, name)):
+            return str(getattr(INSIDE, name)) + path[len(base) :]
+    raise ValueError(f"{path} is in none of the session's folders.")
+
+
+def _names(folders: Folders) -> list[str]:
+    return [getattr(folders, name) for name in folders.__slots__]
+
+
+def _certificates() -> list[str]:
+    return [path for name in environment.CERTIFICATES if os.path.exists(path := os.environ.get(name, ""))]
+
+
+Factory = Callable[[Any], Bubblewrap]
+"""Makes a sandbox for a Workspace."""
+
+
+@overload
+def bubblewrap(
+    workspace: None = None,
+    *,
+    network: Network = ...,
+    limits: Limits | None = ...,
+    ro: Sequence[str | os.PathLike[str]] = ...,
+    env: Mapping[str, str] | None = ...,
+    inherit: Sequence[str] = ...,
+) -> Factory: ...
+@overload
+def bubblewrap(
+    workspace: Any,
+    *,
+    network: Network = ...,
+    limits: Limits | None = ...,
+    ro: Sequence[str | os.PathLike[str]] = ...,
+    env: Mapping[str, str] | None = ...,
+    inherit: Sequence[str] = ...,
+) -> Bubblewrap: ...
+def bubblewrap(
+    workspace: Any = None,
+    *,
+    network: Network = "off",
+    limits: Limits | None = None,
+    ro: Sequence[str | os.PathLike[str]] = (),
+    env: Mapping[str, str] | None = None,
+    inherit: Sequence[str] = (),
+) -> Bubblewrap | Factory:
+    """Run the program in namespaces of its own, in a directory or a Workspace; without one, a factory for the
+    session's own. It sees ``/session`` and the other folders of the session, the system's programs, its own files, and
+    the paths in ``ro``, read-only. ``network="off"`` leaves it its model and the app's tools, and nothing else.
+
+    ``env`` and ``inherit`` are as for `local`. Raises SandboxError where bubblewrap does not work, CapabilityUnsupported
+    for ``limits`` that cannot be held here.
+    """
+    if network not in ("off", "on"):
+        raise ValueError(f"network must be 'off' or 'on', not {network!r}.")
+    if isinstance(ro, (str, os.PathLike)):
+        raise TypeError(f"ro takes a list of paths, not one: ro=[{os.fspath(ro)!r}].")
+    shown = tuple(os.path.abspath(os.path.expanduser(path)) for path in ro)
+    for path in shown:
+        if not os.path.exists(path):
+            raise SandboxError(f"sandbox.bubblewrap: ro names {path!r}, which is not there.")
+        if path == "/":
+            raise SandboxError("sandbox.bubblewrap: ro=['/'] would show the whole machine; name what is needed.")
+    bounds = limits or Limits()
+    if not isinstance(bounds, Limits):
+        raise TypeError(f"limits takes sandbox.Limits(memory=..., processes=...), not {bounds!r}.")
+    fixed, names = environment.checked(env or {}), environment.names(inherit)
+
+    def place(workspace: Any) -> Bubblewrap:
+        return Bubblewrap(folder_of(workspace), network, bounds, shown, fixed, names)
+
+    return place if workspace is None else place(workspace)
