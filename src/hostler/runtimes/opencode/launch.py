@@ -50,6 +50,7 @@ def launch(ctx: LaunchContext) -> Launch:
         f"{config_dir}/package.json": json.dumps({"dependencies": {PLUGIN: "*"}}),
         f"{config_dir}/package-lock.json": json.dumps({"packages": {"": {"dependencies": {PLUGIN: "*"}}}}),
         f"{config_dir}/node_modules/.package-lock.json": "{}",
+        f"{config_dir}/.gitignore": "node_modules\n",  # which it would write: a confined program may not write here
     }
     if ctx.instructions:
         files[_instructions(ctx)] = ctx.instructions
