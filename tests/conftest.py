@@ -142,10 +142,20 @@ def processes_of(state_dir: Path) -> list[psutil.Process]:
         except (psutil.Error, OSError):
             continue
         if process.pid != os.getpid() and (
-            str(state_dir) in environment.get("HOME", "") or any(str(state_dir) in a for a in line)
+            str(state_dir) in environment.get("HOME", "")
+            or any(str(state_dir) in a for a in line)
+            or ("HOSTLER_RUN" in environment and str(state_dir) in _mounts(process.pid))
         ):
             found.append(process)
     return found
+
+
+def _mounts(pid: int) -> str:
+    """What a process in a sandbox of its own has for files."""
+    try:
+        return Path(f"/proc/{pid}/mountinfo").read_text()
+    except OSError:
+        return ""
 
 
 def wait_until(condition: Any, seconds: float = 10.0) -> bool:
