@@ -71,6 +71,19 @@ TAIL = '''
 
     afollow = follow
 
+    def fork(self, key: str) -> Session:
+        """A new session under ``key`` that goes on from the last finished turn: with the program's history, the same
+        rules, and a workspace of its own that begins as a copy of this one; so does ``/artifacts``.
+
+        Raises SessionBusy while a turn runs or waits, ValueError for a key that is taken, CapabilityUnsupported where
+        the program keeps its history out of reach.
+        """
+        return Session(portal.run(self._core.fork(key)))
+
+    async def afork(self, key: str) -> Session:
+        """The async twin of `fork`."""
+        return Session(await portal.arun(self._core.fork(key)))
+
     def __enter__(self) -> Session:
         return self
 
@@ -140,7 +153,7 @@ ARTIFACTS_TAIL = '''
     aopen = open
 '''
 
-BY_HAND = {"begin", "follow", "core", "open", "files", "artifacts", "live"}
+BY_HAND = {"begin", "follow", "fork", "core", "open", "files", "artifacts", "live"}
 
 
 def generate() -> str:

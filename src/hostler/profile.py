@@ -20,7 +20,7 @@ from .host.journal import Follower
 from .incoming import Incoming, ready
 from .inputs import InputType
 from .opening import again, keyed, make
-from .rules import refuse_unbuilt, refuse_unheld
+from .rules import check_key, refuse_unbuilt, refuse_unheld
 from .runtimes import runtime_for
 from .session import SessionCore, TurnSource
 from .store import queries
@@ -32,7 +32,6 @@ from .types.runtime import AcpAgent, Harness, Runtime, check_harness
 if TYPE_CHECKING:
     from .faces import Session, Sessions
 
-_KEY = 512
 _doors: WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
     WeakValueDictionary()
 )  # of the sessions that calls stand before
@@ -276,18 +275,6 @@ def check_extra_body(extra_body: object) -> None:
         json.dumps(extra_body)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"extra_body must be a JSON value: {error}.") from None
-
-
-def check_key(key: object) -> None:
-    """Raise TypeError or ValueError for what cannot be a session's key."""
-    if not isinstance(key, str):
-        raise TypeError(f"A session's key is a string, not {type(key).__name__}.")
-    if not 0 < len(key) <= _KEY or "\0" in key:
-        raise ValueError(f"A session's key has 1 to {_KEY} characters and no NUL; this one has {len(key)}.")
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise ValueError("A session's key is Unicode text; this one holds a lone surrogate.") from None
 
 
 def _info(row: Row[Any], waiting: Sequence[tuple[str, str]]) -> SessionInfo:

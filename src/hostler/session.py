@@ -12,10 +12,11 @@ from sqlalchemy import Connection
 from . import portal
 from .artifacts import ArtifactsCore
 from .files import FilesCore
+from .host import rest
 from .host.errors import raise_for_setup
 from .host.journal import Follower
 from .host.live import Call, LiveSession
-from .rules import refuse_unbuilt, refuse_unheld
+from .rules import check_key, refuse_unbuilt, refuse_unheld
 from .store import queries, spoken
 from .store.queries import Turn
 from .types.errors import CapabilityUnsupported, SessionClosed
@@ -227,6 +228,31 @@ class SessionCore:
         row = await live.host.store.read(lambda conn: queries.get_session(conn, live.id))
         native_id = row.native_id or row.new_id
         return await asyncio.to_thread(_history, live, native_id, row.native)
+
+    async def snapshot(self) -> str:
+        """Keep the workspace as it is now, between two turns; the id to restore it with. Exact but for what is neither
+        file, folder nor link; what could not be taken is in the journal (`SnapshotTaken`). What has not changed since
+        the last one is not copied again.
+
+        Raises SessionBusy while a turn runs or waits, SandboxError for a workspace that is too large
+        (``HOSTLER_SNAPSHOT_LIMIT``), or is or holds the user's home.
+        """
+        self._check_open()
+        return await self._whole(rest.snapshot(self._live))
+
+    async def restore(self, id: str) -> None:
+        """Make the workspace what it was at a snapshot of this session. What is as it was is not touched, nor is
+        anything outside of the workspace; the conversation goes on as it is.
+
+        Raises SessionBusy while a turn runs or waits, SandboxError for an id that is none.
+        """
+        self._check_open()
+        await self._whole(rest.restore(self._live, id))
+
+    async def fork(self, key: str) -> SessionCore:
+        self._check_open()
+        check_key(key)
+        return SessionCore(await self._whole(rest.fork(self._live, key)))
 
     async def approvals(self) -> list[Approval]:
         """The questions of the running turn that nobody has answered, whichever process runs it."""

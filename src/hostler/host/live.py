@@ -90,6 +90,7 @@ class LiveSession:
         self.sandbox = sandbox
         self.dirs = dirs
         self.options = options
+        self.tools = tools
         self.handles = 0
         self.native_id: str | None = row.native_id
         self.usage = Usage(**row.usage)
@@ -540,6 +541,7 @@ class LiveSession:
     def renew(self, options: Options, rules: dict[str, Any], tools: tuple[HostTool, ...]) -> None:
         """Another handle of this process brings the session's callables, and maybe other rules, again."""
         self.options = options
+        self.tools = tools
         self.rules = dict(rules)
         if self.hold.tools is not None:
             self.hold.tools.offer(tools)

@@ -118,6 +118,10 @@ class Bubblewrap:
             groups=held.groups,
         )
 
+    def on(self, folder: str) -> Bubblewrap:
+        """The same sandbox with another workspace."""
+        return Bubblewrap(folder, self._network, self._limits, self._ro, self._env, self._inherit)
+
     def close(self) -> None:
         """Nothing to do: it lives as long as its processes, which hostler's keeper ends."""
 

@@ -44,6 +44,10 @@ class Local:
         """The job as it is: inside is outside here."""
         return Enclosure(job.program, job.folders, self.workdir, job.servers)
 
+    def on(self, folder: str) -> Local:
+        """The same sandbox with another workspace."""
+        return Local(folder, self._env, self._inherit)
+
     def close(self) -> None:
         """Nothing to do: the directory belongs to the caller, and hostler's keeper ends the processes."""
 

@@ -202,8 +202,44 @@ class CallbackFailed:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """A snapshot of the workspace was taken: its id, how many entries and bytes it holds, and what it could not take, as
+    ``path: reason``."""
+
+    id: str
+    entries: int
+    bytes: int
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRestored:
+    """The workspace was made what it was at a snapshot."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A session was made under ``key`` that goes on from here."""
+
+    key: str
+
+
 HostEvent: TypeAlias = (
-    Accepted | Started | ModelCall | Answered | CancelRequested | FileStaged | FileRemoved | FileMoved | CallbackFailed
+    Accepted
+    | Started
+    | ModelCall
+    | Answered
+    | CancelRequested
+    | FileStaged
+    | FileRemoved
+    | FileMoved
+    | CallbackFailed
+    | SnapshotTaken
+    | SnapshotRestored
+    | Forked
 )
 Event: TypeAlias = TurnEvent | HostEvent
 
@@ -245,6 +281,9 @@ _HOST_EVENTS: dict[str, type[Any]] = {
     "file_removed": FileRemoved,
     "file_moved": FileMoved,
     "callback_failed": CallbackFailed,
+    "snapshot_taken": SnapshotTaken,
+    "snapshot_restored": SnapshotRestored,
+    "forked": Forked,
 }
 _BY_NAME = {**_TURN_EVENTS, **_HOST_EVENTS}
 _BY_TYPE = {cls: name for name, cls in _BY_NAME.items()}
@@ -253,6 +292,7 @@ _NESTED: dict[type[Any], Callable[[dict[str, Any]], dict[str, Any]]] = {
     Done: lambda d: {"result": result_from_dict(d["result"])},
     ModelCall: lambda d: {**d, "usage": Usage(**d["usage"]), "error": ErrorInfo(**d["error"]) if d["error"] else None},
     FileStaged: lambda d: {**d, "file": FileRef(**d["file"])},
+    SnapshotTaken: lambda d: {**d, "skipped": tuple(d["skipped"])},
 }
 
 

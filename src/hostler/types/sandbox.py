@@ -86,6 +86,10 @@ class Sandbox(Protocol):
         that is not there."""
         ...
 
+    def on(self, folder: str) -> Sandbox:
+        """The same sandbox with another workspace."""
+        ...
+
     def close(self) -> None:
         """End it and remove what it made. Never raises for a sandbox that is gone already."""
         ...

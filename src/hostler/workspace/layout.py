@@ -59,6 +59,11 @@ class SessionDirs:
         return cls(root, *(os.path.join(root, name) for name in _FOLDERS))
 
     @property
+    def snapshots(self) -> str:
+        """Holds the snapshots of the workspace."""
+        return os.path.join(self.private, "snapshots")
+
+    @property
     def keepers(self) -> str:
         """Holds a folder for the log of each keeper that the session has had."""
         return os.path.join(self.private, "keeper")

@@ -108,15 +108,16 @@ def permission(ctx: LaunchContext) -> dict[str, Any]:
     """OpenCode's permissions; of the rules that match, the last one holds."""
     reads = dict.fromkeys(_READS, "allow")
     host = {f"{HOST_PREFIX}*": "allow"}  # the tool server itself asks and refuses
+    # In a confined place the shell, and what lies outside of the workspace, are held by the system.
+    held = "allow" if ctx.confined else "deny"
     out: dict[str, Any]
     match ctx.permissions:
         case "full":
             out = {"*": "allow", "external_directory": "allow", "doom_loop": "allow"}
         case "read-only":
-            out = {"*": "deny", **reads, "external_directory": "allow", **host}
+            out = {"*": "deny", **reads, "bash": held, "external_directory": "allow", **host}
         case "edit":
-            shell = "allow" if ctx.confined else "deny"
-            out = {"*": "deny", **reads, "edit": "allow", "bash": shell, "external_directory": "deny", **host}
+            out = {"*": "deny", **reads, "edit": "allow", "bash": held, "external_directory": held, **host}
         case "ask":
             # What a sub-agent asks reaches nobody: its turn would hang.
             out = {"*": "ask", **reads, "external_directory": "ask", "doom_loop": "deny", "task": "deny", **host}
