@@ -63,7 +63,13 @@ def fill(root: Path) -> None:
     (root / "locked" / "in").write_bytes(b"1")
     (root / "locked").chmod(0o555)
     os.link(root / "table", root / "empty" / "table-again")
-    for name, target in {"in": "table", "out": "/etc/passwd", "dangling": "nowhere", "loop": "loop", "up": ".."}.items():
+    for name, target in {
+        "in": "table",
+        "out": "/etc/passwd",
+        "dangling": "nowhere",
+        "loop": "loop",
+        "up": "..",
+    }.items():
         (root / name).symlink_to(target)
     with open(root / "sparse", "wb") as file:
         file.truncate(1 << 40)
