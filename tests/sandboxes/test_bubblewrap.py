@@ -109,11 +109,10 @@ def test_only_what_is_named_is_shown(options: dict[str, Any], tmp_path: Path, wo
 
 def test_a_program_that_is_not_there(options: dict[str, Any], workspace: Path) -> None:
     for program in (["/no/such/program"], [str(workspace)]):
-        with hostler.agent_session(
-            FAKE, sandbox=sandbox.bubblewrap, options={"program": program}, **options
-        ) as session:
-            with pytest.raises(hostler.HarnessInstallFailed, match=program[0]):
-                session.run("x")
+        given = {**options, "options": {"program": program}}
+        session = hostler.agent_session(FAKE, sandbox=sandbox.bubblewrap, **given)
+        with session, pytest.raises(hostler.HarnessInstallFailed, match=program[0]):
+            session.run("x")
 
 
 # ---- networks -------------------------------------------------------------------------------------------------------
@@ -167,9 +166,9 @@ def test_mcp_servers(options: dict[str, Any], tmp_path: Path) -> None:
         ({"far": {"url": "http://example.com"}}, "no network"),
         ({"gone": {"command": "/no/x"}}, "/no/x"),
     ):
-        with hostler.agent_session(FAKE, sandbox=sandbox.bubblewrap, mcp_servers=servers, **options) as session:
-            with pytest.raises(CapabilityUnsupported, match=words):
-                session.run("x")
+        session = hostler.agent_session(FAKE, sandbox=sandbox.bubblewrap, mcp_servers=servers, **options)
+        with session, pytest.raises(CapabilityUnsupported, match=words):
+            session.run("x")
 
 
 # ---- rules ----------------------------------------------------------------------------------------------------------
