@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ Which = Callable[[str], str | None]
 
 PLACE = "/run/hostler/host"  # where what lies below a folder of the agent's is shown
 _SHEBANG = 256
+_ELF = 52  # bytes of the smallest header
 _LEVELS = 4  # an interpreter may have one itself
 
 
@@ -52,10 +54,12 @@ class Visible:
             return ()
         found = argv[0] if os.path.isabs(argv[0]) else self.which(argv[0])
         if found is None:
-            raise FileNotFoundError(2, os.strerror(2), argv[0])
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
         if not os.path.isfile(found) or not os.access(found, os.X_OK):
             os.stat(found)
-            raise PermissionError(13, os.strerror(13), found)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), found)
+        if not _runs(found):
+            raise OSError(errno.ENOEXEC, os.strerror(errno.ENOEXEC), found)
         rest = (self.run(word) if os.path.isabs(word) and os.path.isfile(word) else word for word in argv[1:])
         return (self.run(found), *rest)
 
@@ -84,6 +88,13 @@ def _needs(file: str, which: Which, levels: int) -> Iterator[str]:
     if interpreter and levels:
         yield from _needs(interpreter, which, levels - 1)
         yield interpreter
+
+
+def _runs(file: str) -> bool:
+    """Whether the kernel would take it: inside, nobody could say why it does not."""
+    with open(file, "rb") as program:
+        head = program.read(_ELF)
+    return head[:2] == b"#!" or (len(head) == _ELF and head[:4] == b"\x7fELF" and head[4] in (1, 2))
 
 
 def _interpreter(real: Path, which: Which) -> str | None:
