@@ -19,7 +19,8 @@ class KeeperSpec:
     For a program that runs enclosed: ``feeds`` are the contents of the descriptors 4, 5, ... that it is started with;
     ``model_port`` a port of the loopback in a network namespace of its own, at which it finds its model (0: it shares
     the host's network); ``groups`` control groups to be made for it, ``{"dir": ..., "settings": {file: text}}``;
-    ``enclosed`` says that ``argv`` only starts the program inside, which a polite end is meant for.
+    ``enclosed`` says that ``argv`` only starts the program, which a polite end is meant for: it gets the program's stdin
+    and stdout as the two descriptors behind the feeds, and nothing for its own.
     """
 
     argv: list[str]

@@ -26,7 +26,8 @@ INSIDE = Folders(
     launch="/run/hostler/launch",
 )
 MODEL_PORT = 7411  # in a network of its own any port is free
-_ARGUMENTS, _FILTER = "4", "5"  # descriptors
+_ARGUMENTS, _FILTER = "4", "5"  # descriptors; behind them the program's stdin and stdout
+_TAKE_OVER = 'exec "$@" <&6 >&7 6<&- 7>&-'
 _SHARED_MEMORY = str(256 << 20)
 
 _ETC = Path(__file__).parent / "etc"
@@ -112,7 +113,7 @@ class Bubblewrap:
             cwd="/",
             servers=servers,
             # Its arguments name paths of this machine, and its command line can be read inside.
-            wrap=(probe.binary(), "--args", _ARGUMENTS, "--", *held.wrap),
+            wrap=(probe.binary(), "--args", _ARGUMENTS, "--", *held.wrap, "/bin/sh", "-c", _TAKE_OVER, "sh"),
             feeds=(b"".join(os.fsencode(word) + b"\0" for word in arguments), seccomp.program()),
             model_port=MODEL_PORT if offline else 0,
             groups=held.groups,

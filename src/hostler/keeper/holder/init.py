@@ -185,6 +185,8 @@ def _become(spec: dict[str, object], stdio: list[int], control: socket.socket, f
             memory = os.memfd_create("feed", 0)
             os.write(memory, base64.b64decode(feed))
             os.lseek(memory, 0, os.SEEK_SET)
+        if spec["enclosed"]:
+            _hand_through(4 + len(feeds))
         step = CHDIR
         os.chdir(str(spec["cwd"]))
         step = EXEC
@@ -196,6 +198,18 @@ def _become(spec: dict[str, object], stdio: list[int], control: socket.socket, f
     finally:
         os.write(failed, json.dumps({"error": code, "step": step}).encode())
         os._exit(127)
+
+
+def _hand_through(first: int) -> None:
+    """Stdin and stdout become the descriptors ``first`` and the next one: what stands between would hold them open when
+    the program has closed them, if they were its own."""
+    null = os.open("/dev/null", os.O_RDWR)  # where the first one belongs
+    for number in (0, 1):
+        os.dup2(number, first + 2 + number)
+        os.dup2(null, number)
+    for number in (0, 1):
+        os.dup2(first + 2 + number, first + number)
+        os.close(first + 2 + number)
 
 
 def _tell(control: socket.socket, message: dict[str, object]) -> None:

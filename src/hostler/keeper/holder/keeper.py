@@ -15,13 +15,13 @@ from .loop import READ, Loop, Timer, log, log_exception
 from .model import ModelAddress
 from .program import Lines, Program
 from .spool import Entry, Spool
-from .tree import kill_all, reads, started
+from .tree import descendants, kill_all, reads, started
 
 TYPE_CHECKING = False  # the module typing takes long to import
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-_OF_PROGRAM = ("argv", "env", "cwd", "feeds", "model_port")
+_OF_PROGRAM = ("argv", "env", "cwd", "feeds", "model_port", "enclosed")
 _RETRY_DISK = 0.5
 _FIRST_HOST = 10.0  # a program, also one that has ended, is kept this long for the host that started it
 _SWEEP = 1.5
@@ -213,9 +213,13 @@ class Keeper:
         self._spared |= {(pid, start) for pid in pids if (start := started(pid))}
 
     def _on_first_word(self) -> None:
-        """The program is up. If the turn was opened before that, wrappers and program are known by their stdin."""
+        """The program is up. If the turn was opened before that, it is known by its stdin, and what encloses it by
+        that."""
         if self._turn_open:
-            self._spare(pid for pid in self._guard.processes() if reads(pid, self._program.stdin_inode))
+            stdin = self._program.stdin_inode
+            processes = self._guard.processes()
+            readers = {pid for pid in processes if reads(pid, stdin)}
+            self._spare(pid for pid in processes if pid in readers or readers & descendants(pid))
 
     def _sweep_turn(self) -> None:
         """End what the turn has started; the program and what ran beside it before stay."""
