@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hostler.sandboxes import probe
 from hostler.testing.model_server import ModelServer
 
 SOAK = os.environ.get("HOSTLER_SOAK") == "1"
@@ -27,9 +28,12 @@ os.environ["PATH"] = f"{_PROGRAMS}{os.pathsep}{os.environ.get('PATH', os.defpath
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    missing = probe.missing()
     for item in items:
         if "soak" in item.keywords and not SOAK:
             item.add_marker(pytest.mark.skip(reason="run by make soak"))
+        elif "bubblewrap" in item.keywords and missing is not None:
+            item.add_marker(pytest.mark.skip(reason=f"no bubblewrap: {missing}"))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -24,7 +24,7 @@ from hostler.sandboxes import choice, limits, probe
 from hostler.testing.fake_runtime import FAKE
 from hostler.testing.model_server import ModelServer
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.bubblewrap]
 
 
 @pytest.fixture

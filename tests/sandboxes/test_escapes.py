@@ -32,6 +32,7 @@ def escaped(outcomes: dict[str, Outcome]) -> dict[str, str]:
     return {name: outcome.words for name, outcome in outcomes.items() if outcome.escaped}
 
 
+@pytest.mark.bubblewrap
 def test_nothing_gets_out_of_bubblewrap() -> None:
     outcomes = attempts(escapes.bounded)
     assert list(outcomes) == list(ATTEMPTS)
@@ -53,6 +54,7 @@ def not_for_an_agent_here() -> Iterator[str]:
 
 
 @pytest.mark.real
+@pytest.mark.bubblewrap
 @pytest.mark.parametrize(
     "program", [CLAUDE, pytest.param(CODEX, marks=pytest.mark.soak), pytest.param(OPENCODE, marks=pytest.mark.soak)]
 )
@@ -94,6 +96,7 @@ def as_ordinary(code: str, home: Path, **more: str) -> str:
     return done.stdout
 
 
+@pytest.mark.bubblewrap
 def test_nothing_gets_out_of_an_ordinary_users_bubblewrap(home: Path) -> None:
     found = {name: Outcome(*said) for name, said in json.loads(as_ordinary(CODE, home)).items()}
     assert list(found) == list(ATTEMPTS)

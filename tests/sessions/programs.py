@@ -61,5 +61,9 @@ ALL = [FAKE_PROGRAM, *_QUICK, _SLOW]
 REAL = [*_QUICK, _SLOW]
 
 
+BUBBLEWRAP = pytest.param("bubblewrap", marks=pytest.mark.bubblewrap, id="bubblewrap")
+KINDS = [BUBBLEWRAP, pytest.param("local", marks=pytest.mark.soak, id="local")]
+
+
 def ids(program: Any) -> str:
     return program.name if isinstance(program, Program) else str(program)

@@ -15,10 +15,9 @@ from hostler.harness import CapabilityUnsupported, Forked, SandboxError, Session
 from hostler.testing.fake_runtime import FAKE
 from hostler.testing.model_server import ModelServer
 from tests.conftest import wait_until
-from tests.sessions.programs import ALL, FAKE_PROGRAM, Program, ids
+from tests.sessions.programs import ALL, BUBBLEWRAP, FAKE_PROGRAM, KINDS, Program, ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-KINDS = ["bubblewrap", pytest.param("local", marks=pytest.mark.soak)]
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def events(session: Any) -> list[Any]:
     raise AssertionError
 
 
-@pytest.mark.parametrize("kind", ["local", "bubblewrap"])
+@pytest.mark.parametrize("kind", ["local", BUBBLEWRAP])
 def test_a_workspace_is_put_back_under_the_living_program(kind: str, options: dict[str, Any]) -> None:
     with hostler.agent_session(FAKE, sandbox=getattr(hostler.sandbox, kind), **options) as session:
         shell(session, "echo 1 > a; mkdir d; ln -s a l; mkfifo pipe; chmod 600 a")
@@ -104,6 +103,7 @@ def test_a_prompt_that_comes_during_a_snapshot_waits(options: dict[str, Any], mo
         assert stream.wait().text == "You said: after"
 
 
+@pytest.mark.bubblewrap
 def test_a_callers_home_is_refused(options: dict[str, Any], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(workspace))
     with hostler.agent_session(FAKE, sandbox=hostler.sandbox.bubblewrap(workspace), **options) as session:

@@ -23,7 +23,7 @@ from hostler.testing.model_server import ModelServer
 from hostler.types.runtime import Launch, LaunchContext
 from hostler.workspace import Watch
 from tests.conftest import processes_of, wait_until
-from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, Program, ids
+from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, KINDS, OPENCODE, Program, ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 FAKE = FAKE_PROGRAM.harness
@@ -75,7 +75,7 @@ def test_on_busy(options: dict[str, Any]) -> None:
         assert joined.turn_id == waiting.wait().turn_id
 
 
-@pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("local", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("program", ALL, ids=ids)
 def test_cancel_leaves_no_process_of_the_turn(
     program: Program, kind: str, models: ModelServer, state_dir: Path, workspace: Path
