@@ -22,8 +22,8 @@ def seen(fd):
     try: return os.readlink(f"/proc/self/fd/{fd}").split(":")[0]
     except OSError: return None
 found = {fd: seen(fd) for fd in range(10)}
-found["fed"] = [os.read(fd, 100).decode() for fd in (4, 5)]
-with open(7, "w") as out, open(6) as given:
+found["fed"] = [os.read(fd, 100).decode() for fd in (6, 7)]
+with open(5, "w") as out, open(4) as given:
     print(json.dumps(found), file=out, flush=True)
     print(given.readline().strip(), file=out, flush=True)
 """
@@ -76,7 +76,7 @@ def test_descriptors(tmp_path: Path, keep: Starter, guard: str) -> None:
         reader = Reader(held)
         await held.send("k", b"hello")
         found = json.loads((await reader.until(is_out)).data)
-        assert [found[str(n)] for n in (0, 1, 6, 7)] == ["/dev/null", "/dev/null", "pipe", "pipe"]
+        assert [found[str(n)] for n in (0, 1, 4, 5)] == ["/dev/null", "/dev/null", "pipe", "pipe"]
         assert found["2"] == "pipe"
         assert found["3"] is None
         assert found["fed"] == ["first", "second"]

@@ -16,11 +16,10 @@ class KeeperSpec:
     ``orphan_ttl``: while one is, after which everything is ended. ``spool_limit``: bytes of unacknowledged log at which
     the program is no longer read. ``hold_limit``: seconds that a model request is held while there is no host.
 
-    For a program that runs enclosed: ``feeds`` are the contents of the descriptors 4, 5, ... that it is started with;
-    ``model_port`` a port of the loopback in a network namespace of its own, at which it finds its model (0: it shares
-    the host's network); ``groups`` control groups to be made for it, ``{"dir": ..., "settings": {file: text}}``;
-    ``enclosed`` says that ``argv`` only starts the program, which a polite end is meant for: it gets the program's stdin
-    and stdout as the two descriptors behind the feeds, and nothing for its own.
+    ``model_port`` is a port of the loopback in a network namespace of the program's own, at which it finds its model (0:
+    it shares the host's network); ``groups`` are control groups to be made for it, ``{"dir": ..., "settings": {file:
+    text}}``. ``enclosed`` says that ``argv`` only starts the program, which a polite end is meant for: it gets the
+    program's stdin and stdout as its descriptors 4 and 5, ``feeds`` as the contents of 6, 7, ..., and nothing for its own.
     """
 
     argv: list[str]

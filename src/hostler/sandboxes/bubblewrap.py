@@ -26,22 +26,19 @@ INSIDE = Folders(
     launch="/run/hostler/launch",
 )
 MODEL_PORT = 7411  # in a network of its own any port is free
-_ARGUMENTS, _FILTER = "4", "5"  # descriptors; behind them the program's stdin and stdout
-_TAKE_OVER = 'exec "$@" <&6 >&7 6<&- 7>&-'
+_TAKE_OVER = 'exec "$@" <&4 >&5 4<&- 5>&-'  # a program's own stdin and stdout (see Enclosure)
+_ARGUMENTS, _FILTER, _FILES = 6, 7, 8  # descriptors of the feeds
 _SHARED_MEMORY = str(256 << 20)
 
 _ETC = Path(__file__).parent / "etc"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-# Nothing here that only root may read: root's agent could, too.
-_OF_ETC = (
-    *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl/certs", "ssl/openssl.cnf", "pki/tls/certs"),
-    *("pki/ca-trust/extracted", "ca-certificates", "localtime", "timezone", "mime.types", "protocols", "services"),
-    *("locale.alias", "fonts", "magic", "java-11-openjdk", "java-17-openjdk", "java-21-openjdk"),
-)
+# Nothing here that only root may read: root's agent could, too. Each mount takes time: files are copied, not mounted.
+_FOLDERS_OF_ETC = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted", "fonts", "java-17-openjdk")
+_FILES_OF_ETC = ("ld.so.cache", "ssl/openssl.cnf", "localtime", "mime.types", "protocols", "services")
+_OWN_FILES = ("passwd", "group", "hosts", "nsswitch.conf")
+_MAX_FILE = 1 << 20
 # They belong to root, and to the kernel root's agent is root: it could write /proc/sys/kernel/core_pattern, for one.
-_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "mtrr", "pressure")
-_MASKED_FILES = ("kcore", "keys", "key-users", "kmsg", "latency_stats", "timer_list", "sched_debug", "kallsyms")
-_MASKED_FOLDERS = ("acpi", "asound", "driver", "fs", "scsi")
+_READ_ONLY = ("sys", "sysrq-trigger", "mtrr", "acpi", "scsi", "fs", "pressure")
 _STAYS = ("full", "ask")  # permissions under which the network is the sandbox's affair
 
 
@@ -99,22 +96,23 @@ class Bubblewrap:
         """The job as it is inside. Raises CapabilityUnsupported for what cannot be held or reached there, OSError for a
         program that is not there."""
         offline = self._network == "off" or job.permissions not in _STAYS
-        seen = Visible((*_SYSTEM, *_etc()), tuple(_names(INSIDE)), self.which)
+        seen = Visible((*_SYSTEM, *_folders_of_etc()), tuple(_names(INSIDE)), self.which)
         program = seen.command(job.program)
         servers = {name: _server(seen, name, server, offline) for name, server in job.servers.items()}
         for path in (*self._ro, *_certificates()):
             seen.show(path)
         held = limits.hold(self._limits, root=os.geteuid() == 0)
-        arguments = [*_namespaces(), *_system(offline), *_folders(job), *_shown(seen), "--remount-ro", "/"]
-        arguments += ["--chdir", INSIDE.workdir, "--seccomp", _FILTER]
+        copied = _copied(offline)
+        arguments = [*_namespaces(), *_system(), *_copies(copied), *_folders(job), *_shown(seen), "--remount-ro", "/"]
+        arguments += ["--chdir", INSIDE.workdir, "--seccomp", str(_FILTER)]
         return Enclosure(
             program=program,
             folders=INSIDE,
             cwd="/",
             servers=servers,
             # Its arguments name paths of this machine, and its command line can be read inside.
-            wrap=(probe.binary(), "--args", _ARGUMENTS, "--", *held.wrap, "/bin/sh", "-c", _TAKE_OVER, "sh"),
-            feeds=(b"".join(os.fsencode(word) + b"\0" for word in arguments), seccomp.program()),
+            wrap=(probe.binary(), "--args", str(_ARGUMENTS), "--", *held.wrap, "/bin/sh", "-c", _TAKE_OVER, "sh"),
+            feeds=(b"".join(os.fsencode(word) + b"\0" for word in arguments), seccomp.program(), *copied.values()),
             model_port=MODEL_PORT if offline else 0,
             groups=held.groups,
         )
@@ -133,38 +131,59 @@ def _namespaces() -> list[str]:
     return out
 
 
-def _system(offline: bool) -> list[str]:
-    """What every program finds: the system's folders, a few files of /etc, its own /proc and /dev."""
+def _system() -> list[str]:
+    """What every program finds: the system's folders, its own /proc and /dev."""
     out: list[str] = []
     for folder in _SYSTEM:
         if os.path.islink(folder):
             out += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
             out += ["--ro-bind", folder, folder]
-    if os.path.isdir("/usr/local/etc"):
-        out += ["--tmpfs", "/usr/local/etc", "--remount-ro", "/usr/local/etc"]
-    for path in _etc():
+    for path in _folders_of_etc():
         out += ["--ro-bind", os.path.realpath(path), path]
-    for name in ("passwd", "group", "hosts", "nsswitch.conf"):
-        out += ["--ro-bind", str(_ETC / name), f"/etc/{name}"]
-    if not offline and os.path.exists("/etc/resolv.conf"):
-        out += ["--ro-bind", os.path.realpath("/etc/resolv.conf"), "/etc/resolv.conf"]
     out += ["--proc", "/proc"]
-    for name in _READ_ONLY:
-        if os.path.exists(f"/proc/{name}"):
-            out += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
-    for name in _MASKED_FILES:
-        if os.path.exists(f"/proc/{name}"):
-            out += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-    for name in _MASKED_FOLDERS:
-        if os.path.isdir(f"/proc/{name}"):
-            out += ["--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
+    if os.path.exists("/proc/keys"):
+        out += ["--ro-bind", "/dev/null", "/proc/keys"]
+    if os.geteuid() == 0:
+        out += _only_roots()
     out += ["--dev", "/dev", "--size", _SHARED_MEMORY, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     return [*out, "--dir", "/var", "--symlink", "../tmp", "/var/tmp"]
 
 
-def _etc() -> list[str]:
-    return [path for name in _OF_ETC if os.path.exists(path := f"/etc/{name}")]
+def _only_roots() -> list[str]:
+    """What is safe from an ordinary user anyway."""
+    out: list[str] = []
+    for name in _READ_ONLY:
+        if os.path.exists(f"/proc/{name}"):
+            out += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
+    if os.path.isdir("/usr/local/etc") and os.listdir("/usr/local/etc"):
+        out += ["--tmpfs", "/usr/local/etc", "--remount-ro", "/usr/local/etc"]
+    return out
+
+
+def _folders_of_etc() -> list[str]:
+    return [path for name in _FOLDERS_OF_ETC if os.path.isdir(path := f"/etc/{name}")]
+
+
+def _copied(offline: bool) -> dict[str, bytes]:
+    """Files that the sandbox has copies of, by their paths inside."""
+    found = {f"/etc/{name}": (_ETC / name).read_bytes() for name in _OWN_FILES}
+    for path in (*(f"/etc/{name}" for name in _FILES_OF_ETC), *(() if offline else ("/etc/resolv.conf",))):
+        try:
+            with open(path, "rb") as file:
+                content = file.read(_MAX_FILE + 1)
+        except OSError:
+            continue
+        if len(content) <= _MAX_FILE:
+            found[path] = content
+    return found
+
+
+def _copies(copied: Mapping[str, bytes]) -> list[str]:
+    out: list[str] = []
+    for number, path in enumerate(copied):
+        out += ["--perms", "0644", "--file", str(_FILES + number), path]
+    return out
 
 
 def _folders(job: Job) -> list[str]:

@@ -43,8 +43,8 @@ class Enclosure:
     """A `Job` as it is from inside, and how to start something there.
 
     ``program``, ``servers`` and ``folders`` are as the program sees them. What is started on this machine is ``wrap`` and
-    then the program, in ``cwd``, with ``feeds`` as the contents of its descriptors 4, 5, ... and the program's stdin and
-    stdout as the two behind them; where ``model_port`` is not 0, in a network of its own, in which that port of the loopback is the model's address; in the control ``groups`` (see
+    then the program, in ``cwd``, with the program's stdin and stdout as the descriptors 4 and 5 of what wraps it and
+    ``feeds`` as the contents of 6, 7, ...; where ``model_port`` is not 0, in a network of its own, in which that port of the loopback is the model's address; in the control ``groups`` (see
     `hostler.keeper.KeeperSpec`).
     """
 

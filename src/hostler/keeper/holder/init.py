@@ -181,12 +181,12 @@ def _become(spec: dict[str, object], stdio: list[int], control: socket.socket, f
         os.dup2(failed, 3, inheritable=False)
         failed = 3
         os.closerange(4, _max_fd())
-        for feed in feeds:  # they become the descriptors 4, 5, ...
-            memory = os.memfd_create("feed", 0)
-            os.write(memory, base64.b64decode(feed))
-            os.lseek(memory, 0, os.SEEK_SET)
         if spec["enclosed"]:
-            _hand_through(4 + len(feeds))
+            _hand_through()
+            for feed in feeds:  # they become the descriptors 6, 7, ...
+                memory = os.memfd_create("feed", 0)
+                os.write(memory, base64.b64decode(feed))
+                os.lseek(memory, 0, os.SEEK_SET)
         step = CHDIR
         os.chdir(str(spec["cwd"]))
         step = EXEC
@@ -200,16 +200,15 @@ def _become(spec: dict[str, object], stdio: list[int], control: socket.socket, f
         os._exit(127)
 
 
-def _hand_through(first: int) -> None:
-    """Stdin and stdout become the descriptors ``first`` and the next one: what stands between would hold them open when
-    the program has closed them, if they were its own."""
-    null = os.open("/dev/null", os.O_RDWR)  # where the first one belongs
-    for number in (0, 1):
-        os.dup2(number, first + 2 + number)
-        os.dup2(null, number)
-    for number in (0, 1):
-        os.dup2(first + 2 + number, first + number)
-        os.close(first + 2 + number)
+def _hand_through() -> None:
+    """Stdin and stdout become the descriptors 4 and 5: what stands between would hold them open when the program has
+    closed them, if they were its own."""
+    os.dup2(0, 4)
+    os.dup2(1, 5)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
 
 
 def _tell(control: socket.socket, message: dict[str, object]) -> None:
