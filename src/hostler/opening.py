@@ -150,7 +150,7 @@ async def again(
     if rules != row.rules or options.callables() != row.callables:
         await host.store.write(lambda conn: queries.change_rules(conn, row.id, rules, options.callables()))
     if live is not None:
-        live.renew(options, rules, tools)
+        live.renew(options, rules, tools, sandbox)
         return host.keep(live)
     live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
     live.rules = rules

@@ -325,6 +325,19 @@ def test_mistakes_are_said_at_once(tmp_path: Path) -> None:
         sandbox.bubblewrap(tmp_path / "none")
 
 
+def test_another_sandbox_of_the_same_kind_from_the_next_call_on(models: ModelServer, tmp_path: Path) -> None:
+    """Of one process that has the session in hand, too."""
+    host = hostler.local_host(tmp_path / "host")
+    for network, lines in (("off", 3), ("on", None), ("off", 3)):
+        harness = hostler.create_harness(
+            host=host, runtime=FAKE, sandbox=sandbox.bubblewrap(network=network), **FAKE_PROGRAM.options(models)
+        )
+        prompt = json.dumps([{"shell": "cat /proc/net/dev | wc -l"}])
+        found = int(hostler.generate_harness(harness=harness, prompt=prompt, session="k").text)
+        assert (found == 3) is (lines == 3) or len(os.listdir("/sys/class/net")) == 1
+    harness.sessions.delete("k")
+
+
 def test_a_session_keeps_its_sandbox(options: dict[str, Any], workspace: Path, tmp_path: Path) -> None:
     """Invariant 7, case A05: what was given once holds on every turn; what cannot be stored is asked for."""
     shown = tmp_path / "shown"

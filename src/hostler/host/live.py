@@ -538,8 +538,9 @@ class LiveSession:
         """Where and how the program runs under the session's own rules."""
         return self._place(self.rules, Call())
 
-    def renew(self, options: Options, rules: dict[str, Any], tools: tuple[HostTool, ...]) -> None:
+    def renew(self, options: Options, rules: dict[str, Any], tools: tuple[HostTool, ...], sandbox: Sandbox) -> None:
         """Another handle of this process brings the session's callables, and maybe other rules, again."""
+        self.sandbox = sandbox  # on the same folder, which has the same names in it
         self.options = options
         self.tools = tools
         self.rules = dict(rules)
