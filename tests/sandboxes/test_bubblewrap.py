@@ -115,6 +115,27 @@ def test_a_program_that_is_not_there(options: dict[str, Any], workspace: Path) -
             session.run("x")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
+def test_a_workspace_of_somebody_else(options: dict[str, Any], workspace: Path, models: ModelServer) -> None:
+    """Case E10: said before the first model call. Root's agent has none of root's rights."""
+    os.chown(workspace, 1234, 1234)
+    for mode, permissions, works in (
+        (0o700, "full", False),
+        (0o755, "full", False),
+        (0o755, "read-only", True),
+        (0o777, "full", True),
+    ):
+        workspace.chmod(mode)
+        box = sandbox.bubblewrap(workspace)
+        with hostler.agent_session(FAKE, sandbox=box, permissions=permissions, **options) as session:
+            if works:
+                assert shell(session, "pwd") == "/session\n"
+                continue
+            with pytest.raises(SandboxError, match="belongs to user 1234"):
+                session.run(json.dumps([{"model": "x"}]))
+    assert models.calls == []
+
+
 # ---- networks -------------------------------------------------------------------------------------------------------
 
 CONNECT = """python3 - <<'X'

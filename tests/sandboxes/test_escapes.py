@@ -103,6 +103,28 @@ def test_nothing_gets_out_of_an_ordinary_users_bubblewrap(home: Path) -> None:
     assert set(escaped(found)) <= MAY_BE_REFUSED
 
 
+LIFE = "keeper_is_killed or network_is or limits_are_removed or polite"
+
+
+@pytest.mark.bubblewrap
+def test_sessions_of_an_ordinary_user(home: Path) -> None:
+    """The tests beside this one that take the fake program."""
+    tests = str(Path(__file__).with_name("test_bubblewrap.py"))
+    given = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={home}/tests",
+        f"--rootdir={ROOT}",
+        "-c",
+        f"{ROOT}/pyproject.toml",
+    ]
+    code = f"import pytest, sys; sys.exit(pytest.main({[*given, '-m', 'not real and not soak', '-k', LIFE, tests]!r}))"
+    said = as_ordinary(f"import os; os.chdir({str(ROOT)!r})\n{code}", home)
+    assert " passed" in said
+    assert "skipped" not in said
+
+
 def test_the_table_of_the_readme_is_so() -> None:
     table = (ROOT / "README.md").read_text().split("| attempt |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]

@@ -93,8 +93,9 @@ class Bubblewrap:
         return environment.which(name, {})
 
     def enclose(self, job: Job) -> Enclosure:
-        """The job as it is inside. Raises CapabilityUnsupported for what cannot be held or reached there, OSError for a
-        program that is not there."""
+        """The job as it is inside. Raises CapabilityUnsupported for what cannot be held or reached there, SandboxError for
+        a workspace that the agent could not work in, OSError for a program that is not there."""
+        _check_rights(self.root, job.permissions != "read-only")
         offline = self._network == "off" or job.permissions not in _STAYS
         seen = Visible((*_SYSTEM, *_folders_of_etc()), tuple(_names(INSIDE)), self.which)
         program = seen.command(job.program)
@@ -123,6 +124,22 @@ class Bubblewrap:
 
     def close(self) -> None:
         """Nothing to do: it lives as long as its processes, which hostler's keeper ends."""
+
+
+def _check_rights(root: str, writes: bool) -> None:
+    """Raise SandboxError for a workspace in which the agent could not work: its user is that of this process, but root's
+    agent may not do what root may."""
+    info = os.stat(root)
+    mine = info.st_uid == os.geteuid()
+    ours = info.st_gid in (os.getegid(), *os.getgroups())
+    rights = info.st_mode >> (6 if mine else 3 if ours else 0)
+    needed = 0o7 if writes else 0o5
+    if rights & needed != needed:
+        raise SandboxError(
+            f"The workspace {root} belongs to user {info.st_uid} (mode {info.st_mode & 0o777:o}): in sandbox.bubblewrap the "
+            f"agent, which works as user {os.geteuid()} without any privilege, could not {'write' if writes else 'read'} in "
+            "it. Run the app as the user to whom it belongs, or change its owner or mode."
+        )
 
 
 def _namespaces() -> list[str]:
