@@ -15,8 +15,8 @@ from hostler.sandboxes.visible import PLACE, Visible
 SH = b"#!/bin/sh\n"
 
 
-def visible(*taken: str) -> Visible:
-    return Visible(("/usr", "/bin"), taken, shutil.which)
+def visible(**own: str) -> Visible:
+    return Visible(("/usr", "/bin"), {"/no/such/home": "/home/agent", **own}, shutil.which)
 
 
 def executable(path: Path, content: bytes = SH) -> str:
@@ -92,7 +92,7 @@ def test_pythons(tmp_path: Path) -> None:
         (environment / folder).mkdir(parents=True)
     (environment / "pyvenv.cfg").write_text("")
     (environment / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
-    seen = Visible((), (), shutil.which)
+    seen = Visible((), {}, shutil.which)
     seen.command((str(environment / "bin" / "python"),))
     real = os.path.realpath(sys.executable)
     assert set(seen.mounts) == {real, os.path.join(os.path.dirname(os.path.dirname(real)), "lib"), str(environment)}
@@ -100,10 +100,41 @@ def test_pythons(tmp_path: Path) -> None:
 
 def test_what_lies_below_the_agents_folders_is_shown_elsewhere(tmp_path: Path) -> None:
     program = executable(tmp_path / "agent")
-    seen = visible(str(tmp_path))
+    seen = visible(elsewhere=str(tmp_path))
     assert seen.command((program, program)) == (PLACE + program, PLACE + program)
     assert seen.mounts == {program: PLACE + program}
-    assert visible(str(tmp_path)[:-1]).command((program,)) == (program,)  # a name that only begins like it
+    assert visible(elsewhere=str(tmp_path)[:-1]).command((program,)) == (program,)  # a name that only begins like it
+
+
+def test_nothing_that_the_agent_may_have_made_is_followed(tmp_path: Path) -> None:
+    """A link, or the first line of a script, could name any file of the machine."""
+    secret = executable(tmp_path / "secret")
+    work = tmp_path / "work"
+    script = executable(work / "bin" / "script", f"#!{secret}\n".encode())
+    (work / "link").symlink_to(secret)
+    (work / "folder").symlink_to(tmp_path)
+    (tmp_path / "alias").symlink_to("work")
+    (tmp_path / "start").symlink_to("alias/folder/secret")
+    for spelled in (work, tmp_path / "alias"):
+        for name in ("bin/script", "link", "folder/secret"):
+            seen = Visible(("/usr", "/bin"), {str(work): "/session"}, shutil.which)
+            inside = seen.command(("/bin/sh", f"{spelled}/{name}"))[1]
+            assert inside == (f"/session/{name}" if spelled == work else f"{spelled}/{name}")
+            assert seen.mounts == {}
+            assert set(seen.links.values()) <= {f"/session/{name}"}
+            assert seen.show(f"{work}/{name}") == f"/session/{name}"
+    seen = Visible(("/usr", "/bin"), {str(work): "/session"}, shutil.which)
+    seen.show(str(tmp_path / "start"))
+    assert seen.mounts == {}
+    assert "/session/folder/secret" in seen.links.values()
+    assert script
+
+
+def test_links_without_an_end(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError) as raised:
+        visible().show(str(tmp_path / "loop"))
+    assert raised.value.errno == errno.ELOOP
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ class Bubblewrap:
         a workspace that the agent could not work in, OSError for a program that is not there."""
         _check_rights(self.root, job.permissions != "read-only")
         offline = self._network == "off" or job.permissions not in _STAYS
-        seen = Visible((*_SYSTEM, *_folders_of_etc()), tuple(_names(INSIDE)), self.which)
+        own = {getattr(job.folders, name): getattr(INSIDE, name) for name in INSIDE.__slots__}
+        seen = Visible((*_SYSTEM, *_folders_of_etc()), own, self.which)
         program = seen.command(job.program)
         servers = {name: _server(seen, name, server, offline) for name, server in job.servers.items()}
         for path in (*self._ro, *_certificates()):
@@ -218,6 +219,8 @@ def _folders(job: Job) -> list[str]:
     ):
         out += [how, getattr(job.folders, name), getattr(INSIDE, name)]
     for path in job.readonly:
+        if os.path.islink(path):
+            raise SandboxError(f"{path} is a link in a folder of the agent's; it is not followed.")
         out += ["--ro-bind", path, _inside(job.folders, path)]
     return out
 
@@ -254,10 +257,6 @@ def _inside(folders: Folders, path: str) -> str:
         if below(path, base := getattr(folders, name)):
             return str(getattr(INSIDE, name)) + path[len(base) :]
     raise ValueError(f"{path} is in none of the session's folders.")
-
-
-def _names(folders: Folders) -> list[str]:
-    return [getattr(folders, name) for name in folders.__slots__]
 
 
 def _certificates() -> list[str]:

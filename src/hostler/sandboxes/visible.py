@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,38 +15,47 @@ Which = Callable[[str], str | None]
 PLACE = "/run/hostler/host"  # where what lies below a folder of the agent's is shown
 _SHEBANG = 256
 _ELF = 52  # bytes of the smallest header
+_HOPS = 40  # links on the way to one file
 _LEVELS = 4  # an interpreter may have one itself
 
 
 @dataclass(slots=True)
 class Visible:
-    """Collects read-only paths. ``system`` are folders that are there anyway, ``taken`` names that belong to the agent."""
+    """Collects read-only paths. ``system`` are folders that are there anyway; ``own`` the agent's folders, by their paths on
+    this machine and inside: what lies in them is there already, and no link in them is followed, for the agent could
+    have made it."""
 
     system: tuple[str, ...]
-    taken: tuple[str, ...]
+    own: Mapping[str, str]
     which: Which
     mounts: dict[str, str] = field(default_factory=dict)  # path on this machine to the path inside
     links: dict[str, str] = field(default_factory=dict)  # path inside to what it leads to
 
     def path(self, path: str) -> str:
         """Where a path of this machine is found inside."""
-        return PLACE + path if below(path, *self.taken) else path
+        for folder, inside in self.own.items():
+            if below(path, folder):
+                return inside + path[len(folder) :]
+        return PLACE + path if below(path, *self.own.values()) else path
 
     def show(self, path: str) -> str:
         """Have a file or folder seen, by its own name; that name inside. Raises OSError when there is none."""
-        self._mount(os.path.realpath(path, strict=True))
-        hop = os.path.abspath(path)
-        while (target := _next(hop)) is not None:
+        hops = self._hops(path)
+        for hop, target in itertools.pairwise(hops):
             # Also inside of a folder that is shown: its links may lead through places that are not.
             if not self._there(hop):
                 self.links[self.path(hop)] = self.path(target)
-            hop = target
-        return self.path(os.path.abspath(path))
+        if not self._is_own(hops[-1]):
+            os.stat(hops[-1])
+            if not self._there(hops[-1]):
+                self.mounts[hops[-1]] = self.path(hops[-1])
+        return self.path(hops[0])
 
     def run(self, file: str) -> str:
         """Have an executable seen, with what it needs; its name inside. Raises OSError."""
-        for path in _needs(file, self.which, _LEVELS):
-            self.show(path)
+        if not self._is_own(self._hops(file)[-1]):
+            for path in _needs(file, self.which, _LEVELS):
+                self.show(path)
         return self.show(file)
 
     def command(self, argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -63,12 +73,31 @@ class Visible:
         rest = (self.run(word) if os.path.isabs(word) and os.path.isfile(word) else word for word in argv[1:])
         return (self.run(found), *rest)
 
-    def _mount(self, real: str) -> None:
-        if not self._there(real):
-            self.mounts[real] = self.path(real)
-
     def _there(self, path: str) -> bool:
         return below(path, *self.system, *self.mounts)
+
+    def _is_own(self, path: str) -> bool:
+        return below(path, *self.own)
+
+    def _hops(self, path: str) -> list[str]:
+        """The path, and each one that it leads to by one link more; the last one has none, or lies in an own folder."""
+        hops = [os.path.abspath(path)]
+        while (target := self._next(hops[-1])) is not None:
+            hops.append(target)
+            if len(hops) > _HOPS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        return hops
+
+    def _next(self, path: str) -> str | None:
+        folder, names = "/", path.split("/")[1:]
+        for index, name in enumerate(names):
+            here = os.path.join(folder, name)
+            if self._is_own(here):
+                return None
+            if os.path.islink(here):
+                return os.path.normpath(os.path.join(folder, os.readlink(here), *names[index + 1 :]))
+            folder = here
+        return None
 
 
 def _needs(file: str, which: Which, levels: int) -> Iterator[str]:
@@ -112,14 +141,6 @@ def _interpreter(real: Path, which: Which) -> str | None:
     if words and os.path.basename(words[0]) == "env":
         words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
     return which(words[0]) if words else None
-
-
-def _next(path: str) -> str | None:
-    """Where a path leads by one link; None when nothing on it is one."""
-    folder, name = os.path.split(path)
-    if (real := os.path.realpath(folder)) != folder:
-        return os.path.join(real, name)
-    return os.path.normpath(os.path.join(folder, os.readlink(path))) if os.path.islink(path) else None
 
 
 def below(path: str, *folders: str) -> bool:
