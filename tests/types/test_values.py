@@ -148,6 +148,9 @@ EVENTS: list[ev.Event] = [
     ev.FileRemoved("/session/a"),
     ev.FileMoved("/session/a", "/artifacts/b"),
     ev.CallbackFailed("on_event", "boom"),
+    ev.SnapshotTaken("snap_1", 3, 40, ("pipe: neither file, folder nor link",)),
+    ev.SnapshotRestored("snap_1"),
+    ev.Forked("other"),
     ev.Done(
         Result(
             "t",
