@@ -148,18 +148,19 @@ def processes_of(state_dir: Path) -> list[psutil.Process]:
         if process.pid != os.getpid() and (
             str(state_dir) in environment.get("HOME", "")
             or any(str(state_dir) in a for a in line)
-            or ("HOSTLER_RUN" in environment and str(state_dir) in _mounts(process.pid))
+            or ("HOSTLER_RUN" in environment and "/".join(state_dir.parts[-2:]) + "/" in _home(process.pid))
         ):
             found.append(process)
     return found
 
 
-def _mounts(pid: int) -> str:
-    """What a process in a sandbox of its own has for files."""
+def _home(pid: int) -> str:
+    """What lies behind the home of a process in a sandbox, by its path in the file system that it is on."""
     try:
-        return Path(f"/proc/{pid}/mountinfo").read_text()
+        mounts = [line.split(" ") for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     except OSError:
         return ""
+    return next((fields[3] for fields in mounts if fields[4] == "/home/agent"), "")
 
 
 def wait_until(condition: Any, seconds: float = 10.0) -> bool:
