@@ -62,7 +62,6 @@ class Stored:
     progress: dict[str, Any] | None
     frame: int
     native: dict[str, Any] | None
-    workdir: str = ""  # as it was when the session was made; an owned one moves with its data dir
     branch: dict[str, Any] | None = None  # the conversation that the running turn began
 
 
@@ -327,7 +326,7 @@ def _restore(stored: Stored, place: Place) -> str | None:
     ):
         assert stored.native is not None
         native.restore(place.dirs.native, place.dirs.home, stored.native)
-    if native_id is not None and stored.workdir != place.sandbox.workdir:
+    if native_id is not None:  # it may have been moved, or be a fork's
         native.relocate(place.dirs.home, place.runtime.native_files, place.sandbox.workdir)
     return native_id
 

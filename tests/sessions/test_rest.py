@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hostler
-from hostler.harness import CapabilityUnsupported, Forked, SandboxError, SessionBusy, SnapshotRestored, SnapshotTaken
+from hostler.harness import Forked, SandboxError, SessionBusy, SnapshotRestored, SnapshotTaken
 from hostler.testing.fake_runtime import FAKE
 from hostler.testing.model_server import ModelServer
 from tests.conftest import wait_until
@@ -120,10 +120,6 @@ def test_a_fork_goes_its_own_way(program: Program, kind: str, models: ModelServe
     options = program.options(models)
     with hostler.agent_session(program.harness, sandbox=box, **options) as session:
         session.run(program.shell("echo 1 > file; echo r > /artifacts/r; ln -s file link", "CODEWORD-one"))
-        if (program.name, kind) == ("opencode", "local"):
-            with pytest.raises(CapabilityUnsupported, match="another one"):
-                session.fork("fork")
-            return
         with session.fork("fork") as fork:
             assert fork.key == "fork"
             assert fork.resumed is None

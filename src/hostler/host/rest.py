@@ -54,14 +54,13 @@ async def fork(live: LiveSession, key: str) -> LiveSession:
         raise CapabilityUnsupported(
             f"{live.runtime.name} keeps its history where hostler does not know it: session {live.key!r} cannot be forked."
         )
-    if live.runtime.keeps_workdir and live.sandbox.workdir == live.sandbox.root and row.finished:
-        raise CapabilityUnsupported(
-            f"{live.runtime.name} goes on with a conversation only in the folder where it was begun, and the fork of session "
-            f"{live.key!r} would have another one. Use sandbox.bubblewrap, where the folder is always /session."
-        )
     if await host.store.read(lambda conn: queries.find_session(conn, key)) is not None:
         raise ValueError(f"There is a session {key!r} already; fork into a new key.")
     dirs = SessionDirs.of(host.data_dir, key)
+    if dirs.used:
+        raise ValueError(
+            f"{dirs.root} holds what a lost session {key!r} has left; remove it (hostler gc), or fork elsewhere."
+        )
     async with _at_rest(live) as lease:
         row = await host.store.read(lambda conn: queries.get_session(conn, live.id))
         await asyncio.to_thread(_copy, live, dirs)

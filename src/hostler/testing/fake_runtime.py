@@ -123,7 +123,6 @@ class FakeRuntime:
     model_first: bool = False
     project_code: tuple[str, ...] = ()
     tool_names: frozenset[str] | None = None
-    keeps_workdir: bool = False
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         return tuple(options.get("program") or (sys.executable, "-I", "-S", "-E", fake_program.__file__))

@@ -303,7 +303,6 @@ class Runtime(Protocol):
     model_first: bool  # it touches nothing in the workspace before its model has answered
     project_code: tuple[str, ...]  # folders of the workspace from which the program runs code at its start, unasked
     tool_names: frozenset[str] | None  # what allow, deny and disable_tools may name; None: only the program knows
-    keeps_workdir: bool  # a conversation goes on only in the folder, by its path, in which it was begun
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         """The command that starts the program (see `hostler.runtimes.programs`). Raises HarnessInstallFailed."""

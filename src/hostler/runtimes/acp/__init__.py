@@ -24,7 +24,6 @@ class AcpRuntime:
     model_first: bool = False
     project_code: tuple[str, ...] = ()
     tool_names: frozenset[str] | None = None
-    keeps_workdir: bool = False
     native_files: tuple[NativeFile, ...] = ()
     capabilities = Capabilities(approvals=True, tools=True, mcp_servers=True)
 

@@ -43,7 +43,6 @@ class ClaudeCode:
     model_first: bool = True
     project_code: tuple[str, ...] = ()
     tool_names: frozenset[str] | None = tools.NAMES
-    keeps_workdir: bool = False
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         if program := programs.given(options):

@@ -21,7 +21,6 @@ class Codex:
     model_first: bool = True
     project_code: tuple[str, ...] = ()
     tool_names: frozenset[str] | None = None
-    keeps_workdir: bool = False
     native_files = (NativeFile(".codex/sessions/**/rollout-*-{id}.jsonl", "jsonl"),)
     capabilities = Capabilities(
         permissions=("full", "read-only", "edit", "ask"),

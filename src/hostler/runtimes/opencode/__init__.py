@@ -23,7 +23,6 @@ class OpenCode:
     model_first: bool = True
     project_code: tuple[str, ...] = (".opencode/plugin", ".opencode/plugins")
     tool_names: frozenset[str] | None = None
-    keeps_workdir: bool = True
     capabilities = Capabilities(
         permissions=("full", "read-only", "edit", "ask"),
         approvals=True,
