@@ -448,7 +448,7 @@ def test_a_polite_end_reaches_the_program(options: dict[str, Any], state_dir: Pa
         "  m = json.loads(line)\n"
         "  if m['op'] == 'hello': print(json.dumps({'ev': 'ready', 'session': sys.argv[sys.argv.index('--session') + 1]}))\n"
         "  if m['op'] == 'prompt':\n"
-        "    print(json.dumps({'ev': 'end', 'turn': m['turn'], 'stop': 'done', 'text': 'ok', 'output': None, 'error': None}))\n"
+        "    print(json.dumps({'ev': 'end', 'turn': m['turn'], 'stop': 'done', 'text': 'ok', 'output': None, 'error': None, 'at': '1'}))\n"
         "  sys.stdout.flush()\n"
         "time.sleep(100)\n"
     )

@@ -184,3 +184,18 @@ def test_a_fork_is_a_session_like_any_other(options: dict[str, Any], tmp_path: P
             again.fork(key)
     harness.sessions.delete("second")
     assert wait_until(lambda: not list((tmp_path / "host" / "sessions").iterdir()), 5)
+
+
+def test_a_fork_knows_the_callers_transcript(options: dict[str, Any], tmp_path: Path) -> None:
+    """What the program was told is known of the fork, too: it gets the new message only."""
+    harness = hostler.create_harness(host=hostler.local_host(tmp_path / "host"), runtime=FAKE, **options)
+    messages = [{"role": "user", "content": "CODEWORD-one"}]
+    first = hostler.generate_harness(harness=harness, messages=messages, session="first")
+    harness.sessions.get("first").fork("second")
+    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "CODEWORD-two"}]
+    for key in ("second", "first"):
+        result = hostler.generate_harness(harness=harness, messages=messages, session=key)
+        assert (result.context, result.text) == ("appended", "You said: CODEWORD-two")
+        memory = hostler.generate_harness(harness=harness, prompt='[{"say": "memory"}]', session=key).text
+        assert memory.count("CODEWORD-one") == 1
+        harness.sessions.delete(key)

@@ -10,10 +10,12 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Row
 
 from ..sandboxes.choice import recipe_of
-from ..store import queries
+from ..store import queries, spoken
 from ..store.queries import Lease
 from ..types.errors import CapabilityUnsupported, SandboxError, SessionBusy
 from ..types.events import Forked, HostEvent, SnapshotRestored, SnapshotTaken
@@ -72,8 +74,9 @@ async def fork(live: LiveSession, key: str) -> LiveSession:
             "native": row.native,
             "finished": row.finished,
         }
-        made = await host.store.write(
-            lambda conn: queries.create_session(
+
+        def create(conn: Connection) -> Row[Any]:
+            made = queries.create_session(
                 conn,
                 key=key,
                 harness=row.harness,
@@ -84,9 +87,11 @@ async def fork(live: LiveSession, key: str) -> LiveSession:
                 callables=row.callables,
                 now=time(),
                 history=history,
-            ),
-            durable=True,
-        )
+            )
+            spoken.copy(conn, live.id, made.id)
+            return made
+
+        made = await host.store.write(create, durable=True)
         await _note(live, lease, Forked(key))
     options = replace(live.options, sandbox=None)
     return host.keep(New(host, made, live.runtime, sandbox, dirs, options, live.tools))
