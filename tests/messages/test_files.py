@@ -94,7 +94,7 @@ def test_pictures_go_natively_and_bytes_never_into_the_prompt(chat: Chat) -> Non
     result = chat.send([having("m1", picture, file("b.bin", b"\0" * 100, "image/x-odd"))])
     assert result.text == "1"
     told = chat.harness.sessions.get(chat.key).history()[0]["content"]
-    assert f"[attached file: {folder(chat)}/m1/file.png (image/png, {len(PIXEL)} bytes, shown here)]" in told
+    assert f"[attached file: {seen_as(folder(chat))}/m1/file.png (image/png, {len(PIXEL)} bytes, shown here)]" in told
     assert "iVBOR" not in told
     (folder(chat) / "m1" / "file.png").write_bytes(b"changed by the agent")
     again = chat.send([having("m1", picture, text="another")])
