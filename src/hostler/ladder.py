@@ -12,9 +12,9 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from . import keeper
+from . import keeper, skills
 from .endpoint import TOOLS_PATH, Route
 from .keeper import KeeperAddress, KeeperError, KeeperRefused, KeeperSpec
 from .program import Program
@@ -33,6 +33,7 @@ from .types.runtime import Launch, LaunchContext, Runtime
 from .types.sandbox import Sandbox
 from .workspace import SessionDirs, native
 from .workspace.artifacts import FOLDER
+from .workspace.blobs import Blobs
 from .workspace.confined import Root, make_folder
 from .workspace.roots import VIRTUAL
 
@@ -85,9 +86,31 @@ class Place:
         """The folder for results, as the program sees it."""
         return FOLDER if self.sandbox.workdir == VIRTUAL else self.dirs.artifacts
 
+    @property
+    def skills(self) -> str | None:
+        """The folder of the session's skills, as the program sees it; None when it has none."""
+        if not self.rules.get("skills"):
+            return None
+        return "/skills" if self.sandbox.workdir == VIRTUAL else self.dirs.skills
+
+    @property
+    def schema_at(self) -> Literal["launch", "prompt"] | None:
+        """When the program is told what its answers are to look like; see `Runtime.takes_schema`."""
+        schema = self.rules.get("output")
+        return None if schema is None else self.runtime.takes_schema(schema)
+
+    @property
+    def offered(self) -> str | None:
+        """What the program is told about skills that it does not offer by itself."""
+        if self.skills is None or self.runtime.capabilities.skills == "native":
+            return None
+        return skills.listing(self.rules["skills"], self.skills)
+
     def fingerprint(self) -> str:
         """Changes when a live program cannot go on under these rules."""
         per_launch = {k: v for k, v in self.rules.items() if k not in _PER_TURN}
+        if self.schema_at != "launch":
+            per_launch.pop("output", None)
         rules = [per_launch, self.route.model, self.route.wire, self.sandbox.workdir, self.approvals, self.tools]
         return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -201,15 +224,18 @@ async def launch(stored: Stored, place: Place) -> Launched:
             approvals=place.approvals,
             max_turns=rules["max_turns"],
             effort=rules["effort"],
-            output_schema=rules.get("output"),
+            output_schema=rules["output"] if place.schema_at == "launch" else None,
             tool_url=url + TOOLS_PATH if tool_token else None,
             tool_token=tool_token,
             mcp_servers=rules["mcp_servers"],
             options=rules["options"],
             artifacts=place.artifacts,
+            skills=place.skills,
         )
         plan = _plan(runtime, context)
         await asyncio.to_thread(_write_files, dirs, plan)
+        if place.skills is not None:
+            await asyncio.to_thread(skills.lay_out, rules["skills"], Blobs(dirs.blobs), dirs.skills)
         env = {**sandbox.environment(home=dirs.home, tmp=dirs.tmp), **plan.env, ARTIFACTS: place.artifacts}
         spec = KeeperSpec(
             argv=sandbox.command(plan.argv, env, sandbox.workdir),
@@ -307,8 +333,8 @@ def _project_code(place: Place) -> str | None:
 
 
 def _instructions(place: Place) -> str | None:
-    """The caller's, and the project's where the program does not read them itself."""
-    parts = [place.rules["instructions"]]
+    """The caller's, and those of skills and of the project where the program does not read them itself."""
+    parts = [place.rules["instructions"], place.offered]
     for name in place.runtime.project_instructions:
         with contextlib.suppress(OSError, PathError):
             text = Root(place.sandbox.workdir).read(name, _INSTRUCTIONS).decode(errors="replace").strip()
@@ -329,6 +355,11 @@ def _write_files(dirs: SessionDirs, plan: Launch) -> None:
                 break
         else:
             raise ValueError(f"A runtime wants to write {path}, outside its home and its files_dir.")
+    for path, target in plan.links.items():
+        if not path.startswith(dirs.launch + os.sep):
+            raise ValueError(f"A runtime wants to link {path}, outside its files_dir.")
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        os.symlink(target, path)
 
 
 def _address(program: Mapping[str, Any]) -> KeeperAddress:

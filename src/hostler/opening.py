@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row
 
-from . import ladder, portal
+from . import ladder, portal, skills
 from .host import Host, implicit_host
 from .host.hold import stored_of
 from .host.live import LiveSession, route_of
-from .rules import refuse_unbuilt, refuse_unheld
+from .options import read_options
+from .rules import refuse_unheld
 from .runtimes import runtime_for
 from .sandbox import auto
 from .session import SessionCore
@@ -27,6 +28,7 @@ from .types.runtime import AcpAgent, Harness, Runtime, acp_agent, check_harness
 from .types.sandbox import Sandbox
 from .types.state import State
 from .workspace import SessionDirs, Workspace, check_apart
+from .workspace.blobs import Blobs
 
 if TYPE_CHECKING:
     from .toolserver import HostTool
@@ -36,7 +38,7 @@ async def open_session(
     harness: Harness | AcpAgent | Runtime, given: Mapping[str, Any], *, ephemeral: bool = False
 ) -> SessionCore:
     """A new session with a generated key on the implicit host."""
-    options = Options.of(given)
+    options = await read_options(given)
     host = await implicit_host(options.state_dir)
     live = await make(host, f"s-{uuid.uuid4().hex}", check_harness(harness), options, ephemeral=ephemeral)
     return SessionCore(live, ephemeral=ephemeral)
@@ -50,7 +52,7 @@ async def resume_session(state: State, given: Mapping[str, Any]) -> SessionCore:
         state = State.loads(state.dumps())  # one that was put together by hand is no better than one that was read
     except (TypeError, UnicodeEncodeError) as error:
         raise StateIncompatible(f"This is not a hostler state: {error}.") from None
-    options = Options.of(given)
+    options = await read_options(given)
     host = await implicit_host(options.state_dir)
     row = await host.store.read(lambda conn: queries.find_session(conn, state.session))
     if row is None:
@@ -75,7 +77,6 @@ async def make(
     host: Host, key: str, harness: Harness | AcpAgent | Runtime, options: Options, *, ephemeral: bool = False
 ) -> LiveSession:
     """A new session under ``key``; what cannot be held is refused before anything is stored."""
-    refuse_unbuilt(options)
     runtime = runtime_for(harness)
     refuse_unheld(runtime, options)
     tools = await _tools(options)
@@ -85,6 +86,8 @@ async def make(
     if isinstance(harness, AcpAgent):
         rules[_COMMAND] = list(harness.command)
     route_of(runtime, rules, options.api_key)
+    if options.skills:
+        await asyncio.to_thread(skills.keep, options.skills, Blobs(dirs.blobs))
     row = await host.store.write(
         lambda conn: queries.create_session(
             conn,
@@ -104,7 +107,6 @@ async def make(
 
 async def again(host: Host, row: Row[Any], options: Options, given: Mapping[str, Any]) -> LiveSession:
     """A session that is in the store, under the same rules; those in ``given`` replace the stored ones."""
-    refuse_unbuilt(options)
     runtime = _runtime_of(row)
     if missing := sorted(set(row.callables) - set(options.callables())):
         raise OptionsMismatch(
@@ -120,6 +122,8 @@ async def again(host: Host, row: Row[Any], options: Options, given: Mapping[str,
     rules = {**row.rules, **{name: value for name, value in options.rules().items() if name in given}}
     refuse_unheld(runtime, replace(options, **{n: v for n, v in rules.items() if n in Options.RULES}))
     route_of(runtime, rules, options.api_key)
+    if rules.get("skills") != row.rules.get("skills"):
+        await asyncio.to_thread(skills.keep, options.skills, Blobs(dirs.blobs))
     if rules != row.rules or options.callables() != row.callables:
         await host.store.write(lambda conn: queries.change_rules(conn, row.id, rules, options.callables()))
     if live is not None:

@@ -17,12 +17,12 @@ from sqlalchemy import Row
 from .host import Host, implicit_host, retention
 from .host.journal import Follower
 from .opening import again, make
-from .rules import refuse_unbuilt, refuse_unheld
+from .options import options_of
+from .rules import refuse_unheld
 from .runtimes import runtime_for
 from .session import SessionCore, TurnSource
 from .store import queries
 from .types.errors import CapabilityUnsupported, SessionLost, StateIncompatible
-from .types.options import Options
 from .types.result import Usage
 from .types.runtime import AcpAgent, Harness, Runtime, check_harness
 
@@ -75,8 +75,7 @@ class HarnessProfile:
         self.host = host
         self.runtime = runtime
         self.given = dict(given)
-        self.options = Options.of(given)
-        refuse_unbuilt(self.options)
+        self.options = options_of(given)
         refuse_unheld(runtime_for(runtime), self.options)
 
     def __repr__(self) -> str:

@@ -7,13 +7,6 @@ from .types.options import Options
 from .types.runtime import Runtime
 
 
-def refuse_unbuilt(options: Options) -> None:
-    """Raise CapabilityUnsupported for options that no program can be given yet."""
-    for name in ("skills", "output"):
-        if getattr(options, name):
-            raise CapabilityUnsupported(f"{name} cannot be given to any program yet.")
-
-
 def refuse_unheld(runtime: Runtime, options: Options) -> None:
     """Raise CapabilityUnsupported, naming the first rule that this program cannot hold."""
     can = runtime.capabilities

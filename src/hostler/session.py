@@ -13,11 +13,13 @@ from .files import FilesCore
 from .host.errors import raise_for_setup
 from .host.journal import Follower
 from .host.live import Call, LiveSession
-from .rules import refuse_unbuilt, refuse_unheld
+from .options import read_options
+from .output import Output, checked, held
+from .rules import refuse_unheld
 from .store import queries
 from .types.errors import CapabilityUnsupported, SessionClosed
 from .types.events import Approval, Done, Record, TurnEvent, is_turn_event
-from .types.options import Options, OptionsDict
+from .types.options import OptionsDict
 from .types.result import Result, Usage
 from .types.state import State
 from .workspace import native
@@ -80,7 +82,8 @@ class SessionCore:
         """Run one turn and give its Result, also when the turn failed (see ``stop_reason`` and ``error``).
 
         Options hold for this call only. Raises set-up errors (`HarnessInstallFailed`, `SessionLost`, ...), `SessionBusy`
-        with ``on_busy="reject"``, and `SessionClosed` after ``close()``, ``detach()`` or ``stop()``.
+        with ``on_busy="reject"``, `SessionClosed` after ``close()``, ``detach()`` or ``stop()``, and `OutputInvalid` when
+        the answer does not fit ``output=``, not even when it was asked for once more.
         """
         source = await self.begin(prompt, loop=loop, **options)
         events: list[TurnEvent] = []
@@ -88,7 +91,7 @@ class SessionCore:
             events += batch
         done = events.pop()
         assert isinstance(done, Done)
-        return replace(done.result, events=tuple(events))
+        return checked(replace(done.result, events=tuple(events)))
 
     async def begin(
         self,
@@ -105,14 +108,14 @@ class SessionCore:
         if not isinstance(prompt, str):
             raise TypeError(f"The prompt must be a string, not {type(prompt).__name__}.")
         prompt.encode("utf-8", "strict")
-        given = Options.of(options)
+        given = await read_options(options)
         rules = {name: value for name, value in given.rules().items() if name in options}
-        refuse_unbuilt(given)
         refuse_unheld(self._live.runtime, replace(given, tools=self._live.options.tools))
-        for name in ("sandbox", "state_dir", "tools", "skills", "output"):
+        for name in ("sandbox", "state_dir", "tools", "skills"):
             if name in options:
                 raise CapabilityUnsupported(f"{name} belongs to the session and cannot be changed for one call.")
-        call = Call(given.on_approval, given.on_event, loop, given.api_key)
+        call = Call(given.on_approval, given.on_event, loop, given.api_key, given.output)
+        output = held(rules.get("output", self._live.rules.get("output")), given.output, self._live.options.output)
         on_busy = given.on_busy if "on_busy" in options else self._live.options.on_busy
         if on_busy == "steer" and self._live.running is not None:
             turn = self._live.steer(prompt)
@@ -128,9 +131,9 @@ class SessionCore:
             if turn_id is None:
                 # Its first record was published just now, and nothing since: there is no need to look it up.
                 follower = self._live.host.journal.follow(self._live.id, found.first, found.id, current=True)
-                return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral)
+                return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral, output=output)
         follower = self._live.host.journal.follow(self._live.id, found.first - 1, found.id)
-        return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral)
+        return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral, output=output)
 
     def lend(self) -> None:
         """This handle is gone, and the session stays in hand for the next call, until its program makes room."""
@@ -237,10 +240,13 @@ class SessionCore:
 class TurnSource:
     """The events of one turn, read from the journal."""
 
-    def __init__(self, live: LiveSession, follower: Follower, *, cancel_on_leave: bool) -> None:
+    def __init__(
+        self, live: LiveSession, follower: Follower, *, cancel_on_leave: bool, output: Output | None = None
+    ) -> None:
         self._live = live
         self._follower = follower
         self._cancel_on_leave = cancel_on_leave
+        self._output = output
 
     async def batch(self) -> list[TurnEvent]:
         """The next events, at least one, the last of all is the `Done`. Raises set-up errors in its place."""
@@ -251,9 +257,16 @@ class TurnSource:
                     await self._live.close()
                     self._live.host.leave(self._live)
                 raise_for_setup(events[-1].result)
+                events[-1] = await self._made(events[-1])
             if events:
                 return events
         return []
+
+    async def _made(self, done: Done) -> Done:
+        """The end of the turn with its output as the caller's own type has it; making that may block."""
+        if self._output is None or done.result.stop_reason != "done":
+            return done
+        return Done(await asyncio.to_thread(self._output.made, done.result))
 
     def _shown(self, record: Record) -> TurnEvent:
         event: Any = record.event

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Row
 
 from .. import portal
+from ..answer import settle
 from ..endpoint import Route, price, route_for
 from ..keeper import KeeperError
 from ..ladder import OtherVersion, Place, Stored
+from ..output import Output, held
 from ..progress import Progress
 from ..store import approvals, queries
 from ..store import files as file_queries
@@ -38,7 +40,7 @@ from ..types.events import (
 )
 from ..types.options import Options
 from ..types.result import ErrorInfo, Usage
-from ..types.runtime import Answer, Ended, Prompt, Runtime, Steer
+from ..types.runtime import Answer, Ended, Runtime, Steer
 from ..types.sandbox import Sandbox
 from ..workspace import SessionDirs, Watch
 from ..workspace.artifacts import Collected, Vault
@@ -46,7 +48,7 @@ from ..workspace.roots import VIRTUAL, Roots
 from . import upkeep
 from .errors import error_code
 from .hold import Hold, masker_of
-from .notices import told
+from .notices import prompt_of, told
 from .shelf import blobs_of, shelve
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class Call:
     on_event: Callable[[Any], Any] | None = None
     loop: asyncio.AbstractEventLoop | None = None
     api_key: str | None = None
+    output: Output | None = None
 
 
 class LiveSession:
@@ -326,11 +329,15 @@ class LiveSession:
             return
         try:
             place = self._place(rules, call)
+            output = held(rules.get("output"), call.output, self.options.output)
             looking = self.hold.looking = asyncio.create_task(asyncio.to_thread(self._watch.begin, turn.id))
             try:
                 reached = await self.hold.reach(place, lease, running, recovered)
                 if isinstance(reached, Outcome):
                     outcome = reached
+                    if output is not None:
+                        end, _ = await settle(output, outcome.ended, running.events, stop=None, last=True)
+                        outcome = replace(outcome, ended=end)
                 else:
                     program, progress, resumed = reached
                     if not self.runtime.model_first:
@@ -341,7 +348,7 @@ class LiveSession:
                         program,
                         progress,
                         self.runtime.codec,
-                        Prompt(turn.id, told(turn.input["prompt"], turn.notices, self._names)),
+                        prompt_of(turn, place, output, self._names, first=progress.frame == 0),
                         Bounds(
                             rules["timeout"],
                             rules["max_turns"],
@@ -352,6 +359,7 @@ class LiveSession:
                         self._journal(lease, turn.id, rules.get("trace", True)),
                         masker_of(place),
                         self._approver(running, turn, call),
+                        output,
                     )
             finally:
                 await looking

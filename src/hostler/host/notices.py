@@ -1,4 +1,5 @@
-"""What the agent is told with its prompt: where the folders are, and which files the app has put there for it."""
+"""What the agent is told in a turn: the prompt, where the folders are, which files the app has put there for it, and what
+its answer is to look like."""
 
 from __future__ import annotations
 
@@ -6,9 +7,23 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..ladder import Place
+from ..output import Output
+from ..store.queries import Turn
+from ..types.runtime import Prompt
 from ..workspace.roots import Roots
 
 _AT_MOST = 50  # files that are named; the agent finds the rest beside them
+
+
+def prompt_of(turn: Turn, place: Place, output: Output | None, roots: Roots | None, *, first: bool) -> Prompt:
+    """The turn's prompt for the program. ``first``: the program has just been started, and has been told nothing."""
+    text = told(turn.input["prompt"], turn.notices, roots)
+    if first and place.offered and not place.runtime.capabilities.instructions:
+        text = f"{text}\n\n{place.offered}"
+    if output is not None and place.schema_at is None:
+        text += output.ask()
+    return Prompt(turn.id, text, schema=output.schema if output is not None and place.schema_at == "prompt" else None)
 
 
 def told(prompt: str, notices: Sequence[Mapping[str, Any]], roots: Roots | None) -> str:

@@ -29,13 +29,15 @@ class OptionsDict(TypedDict, total=False):
     tools: Sequence[Callable[..., Any]]
     mcp_servers: Mapping[str, Any]
     """Name to ``{"command": ..., "args": [...], "env": {...}}`` or ``{"url": ..., "headers": {...}}``."""
-    skills: Sequence[Any]
+    skills: Sequence[Any] | Mapping[str, str]
+    """Folders with a SKILL.md (Agent Skills), or ``{name: text of the SKILL.md}``. Read when they are given."""
     disable_tools: Sequence[str]
     permissions: Permissions
     allow: Sequence[str]
     deny: Sequence[str]
     on_approval: Callable[[Any], Any] | None
     output: Any
+    """The type of the answer (pydantic model, dataclass, TypedDict, ``list[Item]``, ...) or a JSON Schema as a dict."""
     max_turns: int | None
     max_cost: float | None
     timeout: float | None
@@ -54,7 +56,10 @@ class OptionsDict(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """`OptionsDict` with its defaults. What can be serialised belongs to the session and holds on every turn."""
+    """`OptionsDict` with its defaults. What can be serialised belongs to the session and holds on every turn.
+
+    ``output`` and ``skills`` are as the caller gave them until `hostler.opening.read_options` has read them.
+    """
 
     sandbox: Any = None
     model: str | None = None
@@ -96,6 +101,8 @@ class Options:
         "max_cost",
         "timeout",
         "effort",
+        "output",
+        "skills",
         "metadata",
         "options",
         "trace",
@@ -112,6 +119,8 @@ class Options:
             close = difflib.get_close_matches(unknown[0], names, n=1)
             raise TypeError(f"Unknown option {unknown[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
         values = dict(given)
+        if isinstance(values.get("skills"), Mapping):
+            values["skills"] = [{name: text} for name, text in values["skills"].items()]
         for name in ("tools", "skills", "disable_tools", "allow", "deny"):
             if name in values:
                 if isinstance(values[name], str):
@@ -146,6 +155,8 @@ class Options:
         import json
 
         rules = {name: getattr(self, name) for name in self.RULES}
+        rules["output"] = None if self.output is None else self.output.schema
+        rules["skills"] = [skill.manifest() for skill in self.skills]
         try:
             return json.loads(json.dumps(rules))  # type: ignore[no-any-return]
         except (TypeError, ValueError) as error:

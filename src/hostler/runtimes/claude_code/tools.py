@@ -46,9 +46,11 @@ UNATTENDED = (
     "ReportFindings",
     "RemoteTrigger",
     "PushNotification",
-    "Skill",
 )
 """Tools that need somebody at the terminal, or that act outside the turn: never offered."""
+
+VENDOR_SKILLS = ("Skill(plugin-authoring)",)
+"""Skills of the program's own that no switch takes away."""
 
 _RULE = re.compile(r"(?P<tool>[A-Za-z_]\w*)(?::(?P<what>.+)|\((?P<native>.*)\))?", re.DOTALL)
 

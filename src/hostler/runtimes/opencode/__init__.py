@@ -34,6 +34,7 @@ class OpenCode:
         allow_deny=True,
         max_turns=True,
         effort=True,
+        skills="native",
     )
 
     def __init__(self) -> None:
@@ -59,6 +60,9 @@ class OpenCode:
 
     def launch(self, ctx: LaunchContext) -> Launch:
         return launch(ctx)
+
+    def takes_schema(self, schema: Mapping[str, Any]) -> Literal["launch", "prompt"] | None:
+        return None
 
     def history(self, files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
         return history(files, native_id)

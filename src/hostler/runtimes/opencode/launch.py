@@ -92,6 +92,7 @@ def config(ctx: LaunchContext) -> dict[str, Any]:
         "provider": {PROVIDER: provider},
         "instructions": instructions,
         "mcp": _servers(ctx),
+        **({"skills": {"paths": [ctx.skills]}} if ctx.skills else {}),
         "experimental": {"continue_loop_on_deny": True},
     }
 
