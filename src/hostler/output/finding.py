@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 _FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-_OPENS = re.compile(r"[{\[]")
-_EFFORT = 10_000_000  # characters that are looked at, some of them again and again
+_OPENS = re.compile(r"\{(?=\s*[\"}])|\[(?=\s*[\]\[{\"\dtfn-])")
+_EFFORT = 20_000_000  # characters that are read, some of them again and again
+_COUNTED = 20  # characters before a fault whose lines are counted, by the library, in the time that one is read
 
 
 def values(text: str) -> Iterator[Any]:
@@ -44,7 +45,7 @@ def _in_prose(text: str) -> Iterator[Any]:
         try:
             value, end = _DECODER.raw_decode(text, at)
         except json.JSONDecodeError as error:
-            effort += error.pos - at + 1
+            effort += error.pos - at + 1 + error.pos // _COUNTED
             at += 1
         except (ValueError, RecursionError):
             effort += len(text) - at

@@ -51,6 +51,24 @@ def fits(schema: Mapping[str, Any], value: Any) -> bool:
     return not _faults(schema, value)
 
 
+def names_strings(schema: Any, root: Mapping[str, Any], hops: int = 20) -> bool:
+    """Whether the schema says that the value may be a string (and does not only leave it open)."""
+    if not isinstance(schema, Mapping) or hops == 0:
+        return False
+    kinds = schema.get("type")
+    if kinds is not None:
+        return "string" in ([kinds] if isinstance(kinds, str) else kinds)
+    if any(isinstance(value, str) for value in (schema.get("const"), *schema.get("enum", ()))):
+        return True
+    choices = [choice for name in ("anyOf", "oneOf", "allOf") for choice in schema.get(name, ())]
+    if isinstance(ref := schema.get("$ref"), str):
+        target: Any = root
+        for step in ref.removeprefix("#").split("/")[1:]:
+            target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+        choices.append(target)
+    return any(names_strings(choice, root, hops - 1) for choice in choices)
+
+
 def problem(schema: Mapping[str, Any], value: Any) -> str:
     """What is wrong with a value, one fault a line; where the value itself says it: ``at $.items[2].price: ...``."""
     from jsonschema.exceptions import best_match

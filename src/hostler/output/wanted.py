@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from ..types.errors import OutputInvalid
 from ..types.result import ErrorInfo, Result
 from ..types.runtime import Ended
 from .finding import values
-from .fitting import check_schema, cut, fits, forms, problem
+from .fitting import check_schema, cut, fits, forms, names_strings, problem
 
 CODE = "output_invalid"
 _CANDIDATES = 100  # JSON values in one answer that are looked at
@@ -55,12 +56,13 @@ class Output:
         if not said and not text.strip():
             return ended, "- it is empty"
         wrong = "" if said else "- it holds no complete JSON\n"
-        said.append(text.strip())  # an answer that is to be a string need not be quoted
+        if names_strings(self.schema, self.schema):
+            said.append(text.strip())  # it need not be quoted
         for value in chain(said, chain.from_iterable(forms(self.schema, value) for value in said)):
             if fits(self.schema, value):
                 break
         else:
-            return ended, wrong + problem(self.schema, said[0])
+            return ended, wrong + problem(self.schema, said[0]) if said else wrong.rstrip()
         try:
             self.instance(value)
         except ValueError as error:
@@ -94,7 +96,7 @@ def wanted(given: Any) -> Output | None:
             raise TypeError(f"The schema of output= must be JSON: {error}.") from None
         check_schema(schema)
         return Output(schema)
-    if isinstance(given, (str, bytes, int, float, list, tuple)):
+    if isinstance(given, (str, bytes, int, float, list, tuple)) or inspect.isroutine(given):
         raise TypeError(f"output= takes a type or a JSON Schema, not {given!r}.")
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticUserError
