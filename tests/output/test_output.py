@@ -216,7 +216,9 @@ def test_references_that_are_in_it_are_found() -> None:
         "default": {"$ref": "nowhere"},
     }
     assert judge(schema, "[1]")[0] == [1]
-    assert "no complete JSON" in str(judge({"properties": {"a": {}}}, "prose")[1])  # where a string is only not excluded
+    assert "no complete JSON" in str(
+        judge({"properties": {"a": {}}}, "prose")[1]
+    )  # where a string is only not excluded
     assert "integer" in str(judge(schema, '["1"]')[1])
 
 
