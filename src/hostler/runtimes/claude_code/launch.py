@@ -81,7 +81,6 @@ def _settings(ctx: LaunchContext) -> dict[str, Any]:
     deny = [*tools.UNATTENDED, *tools.native_rules((*ctx.deny, *ctx.disable_tools))]
     if ctx.skills:
         allow.append("Skill")
-        deny += tools.VENDOR_SKILLS
     else:
         deny.append("Skill")
     if ctx.permissions in ("edit", "read-only"):
@@ -91,6 +90,7 @@ def _settings(ctx: LaunchContext) -> dict[str, Any]:
         "permissions": {"allow": allow, "deny": deny},
         "cleanupPeriodDays": _KEEP_DAYS,
         "disableAllHooks": True,
+        "skillOverrides": dict.fromkeys(tools.VENDOR_SKILLS, "off"),
         "disableSkillShellExecution": True,  # a skill is text; what it has the agent do goes through the agent's tools
         "skipWebFetchPreflight": True,  # it would ask the vendor about every address
     }

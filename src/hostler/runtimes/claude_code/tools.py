@@ -49,8 +49,8 @@ UNATTENDED = (
 )
 """Tools that need somebody at the terminal, or that act outside the turn: never offered."""
 
-VENDOR_SKILLS = ("Skill(plugin-authoring)",)
-"""Skills of the program's own that no switch takes away."""
+VENDOR_SKILLS = ("plugin-authoring",)
+"""Skills of the program's own that are there even when its bundled ones are switched off."""
 
 _RULE = re.compile(r"(?P<tool>[A-Za-z_]\w*)(?::(?P<what>.+)|\((?P<native>.*)\))?", re.DOTALL)
 

@@ -116,14 +116,34 @@ def permission(ctx: LaunchContext) -> dict[str, Any]:
             out = {"*": "deny", **reads, "external_directory": "allow", **host}
         case "edit":
             shell = "allow" if ctx.confined else "deny"
-            out = {"*": "deny", **reads, "edit": "allow", "bash": shell, "external_directory": "deny", **host}
+            edit = {"*": "allow", **_unwritten(ctx)} if ctx.skills else "allow"
+            out = {
+                "*": "deny",
+                **reads,
+                "edit": edit,
+                "bash": shell,
+                "external_directory": _outside(ctx, "deny"),
+                **host,
+            }
         case "ask":
             # What a sub-agent asks reaches nobody: its turn would hang.
-            out = {"*": "ask", **reads, "external_directory": "ask", "doom_loop": "deny", "task": "deny", **host}
+            outside = _outside(ctx, "ask")
+            out = {"*": "ask", **reads, "external_directory": outside, "doom_loop": "deny", "task": "deny", **host}
     _add(out, ctx.allow, "allow")
     _add(out, ctx.deny, "deny")
     _add(out, ctx.disable_tools, "deny")
     return out
+
+
+def _outside(ctx: LaunchContext, action: str) -> Any:
+    """What becomes of paths outside the workspace: those of skills may be read."""
+    return {"*": action, f"{ctx.skills}/*": "allow"} if ctx.skills else action
+
+
+def _unwritten(ctx: LaunchContext) -> dict[str, str]:
+    """Skills are not changed. What is edited is named from the project's root, wherever that is: the end tells."""
+    *_, session, folder = f"/{ctx.skills}".split("/")
+    return {f"*{session}/{folder}/*": "deny"} if session else {}
 
 
 def _add(out: dict[str, Any], given: Iterable[str], action: str) -> None:
