@@ -339,6 +339,15 @@ def test_a_schema_goes_with_its_prompt_and_what_was_wrapped_is_unwrapped() -> No
     assert ended("no json").text == "no json"
 
 
+def test_skills_are_named_before_the_thread_begins_and_their_refusal_is_told() -> None:
+    talk = Talk(skills="/s/skills")
+    assert [key for key, _ in talk.sent] == ["init", "initialized", "skills", "start"]
+    assert talk.message("skills")["params"] == {"extraRoots": ["/s/skills"]}
+    talk.tell(id=2, error={"code": -32601, "message": "unknown method"})
+    (notice,) = of(talk.events, Notice)
+    assert (notice.code, "unknown method" in notice.message) == ("skills_unavailable", True)
+
+
 def test_noise_and_repeated_warnings() -> None:
     talk = Talk().joined()
     for _ in range(2):

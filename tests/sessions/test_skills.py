@@ -15,10 +15,9 @@ from hostler.ladder import Place
 from hostler.runtimes.acp import AcpRuntime
 from hostler.store.queries import Turn
 from hostler.testing.model_server import ModelServer
-from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, Program, ids
+from tests.sessions.programs import ALL, CLAUDE, FAKE_PROGRAM, OPENCODE, Program, ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-EVERY = [FAKE_PROGRAM, *(pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX, OPENCODE))]
 FEEDING = "---\nname: feeding\ndescription: {}\n---\nBODY-feeding\n!`touch injected`\n"
 EVIL = "printf '%s\\n' --- 'name: evil' 'description: DESC-''evil' --- body"  # the word itself is in no history
 PLACES = ("$HOME/.claude/skills", "$HOME/.codex/skills", "$HOME/.agents/skills", "$HOME/.config/opencode/skills")
@@ -54,7 +53,7 @@ def read(program: Program, session: Any, models: ModelServer, name: str, path: s
     return json.dumps(models.calls[-1].body) + " ".join(outputs)
 
 
-@pytest.mark.parametrize("program", EVERY, ids=ids)
+@pytest.mark.parametrize("program", ALL, ids=ids)
 def test_skills_on_every_program(
     program: Program, models: ModelServer, shoeing: Path, tmp_path: Path, workspace: Path
 ) -> None:
@@ -124,13 +123,14 @@ def test_a_skill_needs_no_leave_and_gives_none(permissions: Any, models: ModelSe
 
 
 @pytest.mark.real
-def test_opencode_reads_a_skill_where_it_may_read_nothing_else_outside(
+def test_opencode_with_skills_and_output_where_it_may_read_nothing_else_outside(
     models: ModelServer, shoeing: Path, tmp_path: Path, workspace: Path
 ) -> None:
     (tmp_path / "secret.txt").write_text("BODY-secret")
     options = {**OPENCODE.options(models), "model": "scripted", "sandbox": hostler.sandbox.local(workspace)}
     with hostler.agent_session(OPENCODE.harness, skills=[shoeing], permissions="edit", **options) as session:
         session.run("Hello.")
+        assert "DESC-shoeing" in json.dumps(models.calls[-1].body["messages"][0])
         (skills,) = (tmp_path / "state" / "sessions").glob("*/skills")
         (skills / "shoeing").chmod(0o777)
         (skills / "shoeing" / "nails.txt").chmod(0o666)
@@ -142,8 +142,11 @@ def test_opencode_reads_a_skill_where_it_may_read_nothing_else_outside(
             ("write", {"filePath": str(workspace / "ok.txt"), "content": "x"}),
         ):
             models.script([{"tool": tool, "args": args}])
-        models.script([{"text": "done"}])
-        session.run("Read them.")
+        models.script([{"text": "I have read them."}, {"text": 'So: ```json\n{"read": 1}\n```'}])
+        schema = {"type": "object", "properties": {"read": {"type": "integer"}}, "required": ["read"]}
+        result = session.run("Read them.", output=schema)
+        assert (result.output, result.usage.calls) == ({"read": 1}, 6)
+        assert result.text == 'So: ```json\n{"read": 1}\n```'
         seen = json.dumps(models.calls[-1].body)
         assert "BODY-nails" in seen
         assert "BODY-secret" not in seen
