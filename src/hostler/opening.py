@@ -122,8 +122,10 @@ async def again(host: Host, row: Row[Any], options: Options, given: Mapping[str,
     rules = {**row.rules, **{name: value for name, value in options.rules().items() if name in given}}
     refuse_unheld(runtime, replace(options, **{n: v for n, v in rules.items() if n in Options.RULES}))
     route_of(runtime, rules, options.api_key)
-    if options.skills and (row.id not in host.sessions or rules["skills"] != row.rules.get("skills")):
+    if options.skills and (row.id not in host.sessions or rules.get("skills") != row.rules.get("skills")):
         await asyncio.to_thread(skills.keep, options.skills, Blobs(dirs.blobs))
+    elif row.rules.get("skills") and not rules.get("skills"):
+        await asyncio.to_thread(skills.lay_out, (), Blobs(dirs.blobs), dirs.skills)
     if rules != row.rules or options.callables() != row.callables:
         await host.store.write(lambda conn: queries.change_rules(conn, row.id, rules, options.callables()))
     if live is not None:

@@ -215,7 +215,7 @@ async def run_turn(
                     running.events += refused
                     sends += step.sends
                     items = [*leftover]
-                elif stop is not None:
+                elif stop is not None and end.stop_reason == "interrupted":
                     progress = replace(progress, stop=progress.stop or stop)
             native_id = named or native_id
             if end is not None:

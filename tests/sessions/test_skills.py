@@ -94,6 +94,11 @@ def test_skills_on_every_program(
             assert "DESC-shoeing" not in told
         assert [entry.path for entry in session.files.list("/skills")] == ["/skills/feeding"]
         assert not (workspace / "injected").exists()
+        state = session.stop()
+    with hostler.agent_resume(state, skills=[], **options) as session:  # and taken away
+        assert session.files.list("/skills") == []
+        if program.fake:
+            assert "DESC-changed" not in offered(program, session, models)
 
 
 @pytest.mark.real

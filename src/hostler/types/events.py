@@ -30,7 +30,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Retract:
-    """What was streamed under ``item`` is void: the model call was repeated."""
+    """What was streamed under ``item`` is void: the model call was repeated, or the answer is asked for again."""
 
     item: str
 
