@@ -12,6 +12,7 @@ import turns
 from common import Row, peer_python, print_table
 
 import host
+import messages
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
     if peer_python() is None:
         print("litellm is not measured: no .venv-peer (make bench makes it), and HOSTLER_BENCH_PEER names none.")
     rows: list[Row] = []
-    for room in (imports, deltas, turns, resume, host):
+    for room in (imports, deltas, turns, resume, host, messages):
         for row in room.rows(quick):
             print(f"measured: {row.name}", file=sys.stderr, flush=True)
             rows.append(row)

@@ -140,7 +140,7 @@ ARTIFACTS_TAIL = '''
     aopen = open
 '''
 
-BY_HAND = {"begin", "follow", "core", "open", "files", "artifacts"}
+BY_HAND = {"begin", "follow", "core", "open", "files", "artifacts", "live"}
 
 
 def generate() -> str:

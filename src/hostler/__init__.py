@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import ending as _ending  # noqa: F401  before a thread that hostler is first used in, when the main one may be over
+
 if TYPE_CHECKING:
     from . import harness as harness
     from . import sandbox as sandbox
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from .harness import StateIncompatible as StateIncompatible
     from .harness import StoreError as StoreError
     from .harness import acp_agent as acp_agent
+    from .inputs import input_type as input_type
     from .profile import HarnessProfile as HarnessProfile
     from .profile import create_harness as create_harness
     from .profile import local_host as local_host
@@ -72,6 +75,7 @@ _HOMES = {
     ),
     "Session": "faces",
     "HarnessProfile": "profile",
+    "input_type": "inputs",
     "create_harness": "profile",
     "local_host": "profile",
     "Follow": "follow",

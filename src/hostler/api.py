@@ -8,8 +8,9 @@ from typing import Any, Literal, Unpack, overload
 
 from . import portal
 from .faces import Session
+from .incoming import Context, checked
 from .opening import open_session, resume_session
-from .profile import HarnessProfile, begin, prompt_of
+from .profile import HarnessProfile, begin
 from .session import SessionCore, TurnSource
 from .stream import Stream, open_stream
 from .types.options import OptionsDict
@@ -91,26 +92,44 @@ class HarnessCall(OptionsDict, total=False):
     """What a call of a harness may say, beside the options that it overrides."""
 
     messages: Sequence[Mapping[str, Any]]
+    type: str
+    input: Any
     prompt: str
     session: str | None
     extra_body: Any
+    context: Context
     run_id: str | None
+    restage: bool
 
 
 def stream_harness(*, harness: HarnessProfile, **call: Unpack[HarnessCall]) -> Stream:
     """One turn of the session under the app's key ``session`` (made when there is none), as a `Stream`.
 
-    What to say is ``prompt``, or ``messages`` with one user message. ``extra_body`` (JSON) is the app's own context, on
-    the turn's first record. The same ``run_id`` again gives the recorded turn, or joins the running one; with other
-    content it raises OptionsMismatch. Without ``session`` the turn is in a session of its own, closed behind it.
+    What to say is ``messages``, the whole transcript (OpenAI chat messages or AI SDK messages) of which the session's
+    program is told what it does not hold yet; or ``type`` with ``input``, of one of the harness's input types; or ``prompt``.
+    ``context`` is ``"auto"``, ``"replay"`` (tell all of it to a fresh conversation) or ``"native"`` (tell the last message
+    only); `Result.context` says what was done. Files of messages are put into the workspace once; ``restage=True`` puts
+    them there again. ``extra_body`` (JSON) is the app's own context, on the turn's first record. The same ``run_id`` again
+    gives the recorded turn, or joins the running one; with other content it raises OptionsMismatch. Without ``session``
+    the turn is in a session of its own, closed behind it. Further options override the harness's for this call.
+
+    Raises TypeError or ValueError that names the message or field that is wrong, before anything is started.
     """
     given: dict[str, Any] = dict(call)
-    prompt = prompt_of(given.pop("messages", None), given.pop("prompt", None))
+    said = {name: given.pop(name, None) for name in ("messages", "type", "input", "prompt", "context")}
+    incoming = checked(said, harness.input_types, harness.fetch)
     session, extra_body, run_id = (given.pop(name, None) for name in ("session", "extra_body", "run_id"))
-    loop = portal.caller_loop()
+    restage, loop = bool(given.pop("restage", False)), portal.caller_loop()
     return open_stream(
         lambda: begin(
-            harness, prompt=prompt, session=session, extra_body=extra_body, run_id=run_id, loop=loop, overrides=given
+            harness,
+            incoming=incoming,
+            session=session,
+            extra_body=extra_body,
+            run_id=run_id,
+            restage=restage,
+            loop=loop,
+            overrides=given,
         )
     )
 

@@ -51,7 +51,8 @@ class Session:
 
     @property
     def resumed(self) -> str | None:
-        """How a resumed session came by its program: ``"attached"`` or ``"native"``; None for a new session."""
+        """How a resumed session came by its program: ``"attached"``, ``"native"``, or ``"replayed"`` (by the transcript of a
+        caller who brings it); None for a new session."""
         return self._core.resumed
 
     @property
@@ -185,7 +186,10 @@ class Sessions:
         self._core = core
 
     def get_or_create(self, id: str, extra_body: Any = None) -> Session:
-        """The session under the app's key ``id`` (any text, 1 to 512 characters), made when there is none."""
+        """The session under the app's key ``id`` (any text, 1 to 512 characters), made when there is none.
+
+        ``extra_body`` (JSON) becomes the context of its turns that bring none; it is stored with the session and stays
+        until another is given."""
         return portal.run(self._core.get_or_create(id, extra_body))
 
     async def aget_or_create(self, id: str, extra_body: Any = None) -> Session:

@@ -17,8 +17,9 @@ from .host.live import LiveSession
 from .store import files as queries
 from .telemetry.keys import Keys
 from .types.errors import PathError
-from .types.events import FileStaged
+from .types.events import FileMoved, FileRemoved, FileStaged
 from .types.result import FileEntry, FileRef
+from .workspace.diffs import printable
 
 
 class FilesCore:
@@ -96,12 +97,16 @@ class FilesCore:
     async def remove(self, path: str) -> None:
         """Remove a file, a link (never what it leads to), or a directory with all that is in it."""
         self._check_open()
+        removed = FileRemoved(printable(self._live.roots.virtual(path)))
         root, path = self._live.roots.resolve(path)
         await asyncio.to_thread(root.remove, path)
+        await self._unstage(removed)
 
     async def move(self, source: str, target: str) -> None:
         """Rename a file, a link itself or a directory; a file at ``target`` is replaced, its parents are made."""
         self._check_open()
+        virtual = self._live.roots.virtual
+        moved = FileMoved(printable(virtual(source)), printable(virtual(target)))
         from_root, source = self._live.roots.resolve(source)
         to_root, target = self._live.roots.resolve(target)
         try:
@@ -112,6 +117,12 @@ class FilesCore:
             with await asyncio.to_thread(from_root.open_read, source) as file:  # the folders lie on different disks
                 await contents.write(to_root, target, file, None)
             await asyncio.to_thread(from_root.remove, source)
+        await self._unstage(moved)
+
+    async def _unstage(self, event: FileRemoved | FileMoved) -> None:
+        live = self._live
+        records = await live.host.store.write(lambda conn: queries.unstage(conn, live.id, event, time()), durable=True)
+        live.host.journal.publish(live.id, records)
 
 
 def _check_name(path: str) -> None:

@@ -29,7 +29,7 @@ from .types.errors import (
     SessionLost,
     StateIncompatible,
 )
-from .types.runtime import Launch, LaunchContext, Runtime
+from .types.runtime import Folded, Launch, LaunchContext, Runtime
 from .types.sandbox import Sandbox
 from .workspace import SessionDirs, native
 from .workspace.artifacts import FOLDER
@@ -64,6 +64,19 @@ class Stored:
     progress: dict[str, Any] | None
     frame: int
     native: dict[str, Any] | None
+    workdir: str = ""  # as it was when the session was made; an owned one moves with its data dir
+    branch: dict[str, Any] | None = None  # the conversation that the running turn began
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A conversation to be begun: a fork of the session's at the place ``at``, or (None) a fresh one."""
+
+    new_id: str
+    at: str | None
+
+    def stored(self) -> dict[str, Any]:
+        return {"new_id": self.new_id, "at": self.at, "native_id": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +129,7 @@ class Place:
 
 
 _INSTRUCTIONS = 1 << 16  # bytes of a project's instruction file that are read
-_PER_TURN = ("timeout", "max_cost", "metadata", "api_base", "trace", "redact")
+_PER_TURN = ("timeout", "max_cost", "metadata", "api_base", "trace", "redact", "extra_body")
 
 
 def may_resume(stored: Stored, place: Place) -> str | None:
@@ -170,6 +183,7 @@ class Launched:
     fingerprint: str
     progress: Progress
     resumed: str | None
+    branch: Branch | None = None
 
     def stored(self) -> dict[str, Any]:
         return {
@@ -180,8 +194,9 @@ class Launched:
         }
 
 
-async def launch(stored: Stored, place: Place) -> Launched:
-    """Start the program: with its own history when the session has one, else fresh. Raises set-up errors."""
+async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> Launched:
+    """Start the program: with its own history when the session has one, else fresh; with ``branch`` in a conversation that
+    begins now. Raises set-up errors."""
     runtime, sandbox, dirs, rules = place.runtime, place.sandbox, place.dirs, place.rules
     if not os.path.isdir(sandbox.workdir):
         raise SandboxError(
@@ -196,7 +211,10 @@ async def launch(stored: Stored, place: Place) -> Launched:
         )
     for folder in (dirs.home, dirs.tmp, dirs.artifacts):
         make_folder(folder)
-    native_id = await asyncio.to_thread(_restore, stored, place)
+    fresh = branch is not None and branch.at is None
+    native_id = None if fresh else await asyncio.to_thread(_restore, stored, place)
+    if branch is not None and branch.at is not None and native_id is None:
+        raise SessionLost(f"Session {stored.key!r} has no conversation of {runtime.name} that could be forked.")
     await asyncio.to_thread(shutil.rmtree, dirs.keepers, True)  # logs of programs that are over
     token = secrets.token_urlsafe(24)
     tool_token = secrets.token_urlsafe(24) if place.tools else None
@@ -214,7 +232,8 @@ async def launch(stored: Stored, place: Place) -> Launched:
             model_url=url,
             token=token,
             resume=native_id,
-            new_id=stored.new_id,
+            new_id=branch.new_id if branch is not None else stored.new_id,
+            fork_at=branch.at if branch is not None else None,
             instructions=_instructions(place),
             permissions=rules["permissions"],
             confined=sandbox.confined,
@@ -232,7 +251,7 @@ async def launch(stored: Stored, place: Place) -> Launched:
             artifacts=place.artifacts,
             skills=place.skills,
         )
-        plan = _plan(runtime, context)
+        plan, folded = _plan(runtime, context)
         await asyncio.to_thread(_write_files, dirs, plan)
         if place.skills is not None:
             await asyncio.to_thread(skills.lay_out, rules["skills"], Blobs(dirs.blobs), dirs.skills)
@@ -253,8 +272,9 @@ async def launch(stored: Stored, place: Place) -> Launched:
             raise HarnessInstallFailed(f"{runtime.name} does not start: {error}") from error
     finally:
         listener.close()
-    progress = begun(runtime.codec, runtime.codec.start(context))
-    return Launched(address, token, tool_token, place.fingerprint(), progress, "native" if native_id else None)
+    resumed = "native" if native_id else "replayed" if fresh else None
+    progress = begun(runtime.codec, folded)
+    return Launched(address, token, tool_token, place.fingerprint(), progress, resumed, branch)
 
 
 async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) -> Program:
@@ -274,9 +294,10 @@ async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) ->
     return program
 
 
-def _plan(runtime: Runtime, context: LaunchContext) -> Launch:
+def _plan(runtime: Runtime, context: LaunchContext) -> tuple[Launch, Folded]:
+    """How it is started and what it must hear first: known before anything runs."""
     try:
-        return runtime.launch(context)
+        return runtime.launch(context), runtime.codec.start(context)
     except HarnessError:
         raise
     except Exception as error:  # options that nobody foresaw end this turn, not every one after it
@@ -305,7 +326,8 @@ def _native_id(stored: Stored, place: Place) -> str | None:
         return None  # no turn has come to a history: the first one was ended before, by whomever
     raise SessionLost(
         f"Session {stored.key!r} cannot be resumed: the history of {place.runtime.name} ({native_id}) is "
-        f"{found}, in its home and among the saved files. Begin a new session; hostler never starts fresh under an old key."
+        f"{found}, in its home and among the saved files. Begin a new session; hostler never starts fresh under an old key. "
+        'A caller who has the transcript can go on with messages= and context="replay".'
     )
 
 
@@ -317,6 +339,8 @@ def _restore(stored: Stored, place: Place) -> str | None:
     ):
         assert stored.native is not None
         native.restore(place.dirs.native, place.dirs.home, stored.native)
+    if native_id is not None and stored.workdir != place.sandbox.workdir:
+        native.relocate(place.dirs.home, place.runtime.native_files, place.sandbox.workdir)
     return native_id
 
 

@@ -74,15 +74,27 @@ async def resume_session(state: State, given: Mapping[str, Any]) -> SessionCore:
 
 
 async def make(
-    host: Host, key: str, harness: Harness | AcpAgent | Runtime, options: Options, *, ephemeral: bool = False
+    host: Host,
+    key: str,
+    harness: Harness | AcpAgent | Runtime,
+    options: Options,
+    *,
+    ephemeral: bool = False,
+    own: Mapping[str, Any] = {},
 ) -> LiveSession:
-    """A new session under ``key``; what cannot be held is refused before anything is stored."""
+    """A new session under ``key``; what cannot be held is refused before anything is stored. ``own`` is stored with the
+    rules."""
     runtime = runtime_for(harness)
     refuse_unheld(runtime, options)
     tools = await _tools(options)
     dirs = SessionDirs.of(host.data_dir, key)
     sandbox, owned = await _sandbox(options.sandbox, dirs, host)
-    rules = options.rules()
+    if dirs.used and await host.store.read(lambda conn: queries.find_session(conn, key)) is None:
+        raise SessionLost(
+            f"The store does not know session {key!r}, but {dirs.root} holds the history of its program: the store has lost "
+            "it, or was replaced. Put the store back from a copy; or remove that folder (hostler gc) to begin anew."
+        )
+    rules = {**options.rules(), **own}
     if isinstance(harness, AcpAgent):
         rules[_COMMAND] = list(harness.command)
     route_of(runtime, rules, options.api_key)
@@ -105,8 +117,17 @@ async def make(
     return host.keep(LiveSession(host, row, runtime, sandbox, dirs, options, tools))
 
 
-async def again(host: Host, row: Row[Any], options: Options, given: Mapping[str, Any]) -> LiveSession:
-    """A session that is in the store, under the same rules; those in ``given`` replace the stored ones."""
+async def again(
+    host: Host,
+    row: Row[Any],
+    options: Options,
+    given: Mapping[str, Any],
+    *,
+    own: Mapping[str, Any] = {},
+    replay: bool = False,
+) -> LiveSession:
+    """A session that is in the store, under the same rules; those in ``given`` and ``own`` replace the stored ones. With
+    ``replay`` its program's history need not be there any more: the caller tells all of it."""
     runtime = _runtime_of(row)
     if missing := sorted(set(row.callables) - set(options.callables())):
         raise OptionsMismatch(
@@ -119,7 +140,7 @@ async def again(host: Host, row: Row[Any], options: Options, given: Mapping[str,
         sandbox = live.sandbox
     else:
         sandbox = await _same_sandbox(options, row, dirs, host)
-    rules = {**row.rules, **{name: value for name, value in options.rules().items() if name in given}}
+    rules = {**row.rules, **{name: value for name, value in options.rules().items() if name in given}, **own}
     refuse_unheld(runtime, replace(options, **{n: v for n, v in rules.items() if n in Options.RULES}))
     route_of(runtime, rules, options.api_key)
     if options.skills and (row.id not in host.sessions or rules.get("skills") != row.rules.get("skills")):
@@ -133,13 +154,23 @@ async def again(host: Host, row: Row[Any], options: Options, given: Mapping[str,
         return host.keep(live)
     live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
     live.rules = rules
-    live.hold.resumed = await asyncio.to_thread(ladder.may_resume, stored_of(row), live.place())
+    try:
+        live.hold.resumed = await asyncio.to_thread(ladder.may_resume, stored_of(row), live.place())
+    except SessionLost:
+        if not replay:
+            raise
     live = host.keep(live)
     live.serve()  # a turn that a dead host left is brought to its Done
     return live
 
 
 _COMMAND = "command"  # the rule that holds an ACP agent's command
+
+
+def keyed(extra_body: Any) -> dict[str, Any]:
+    """What is stored with the rules of a session that the app finds by its own key: ``extra_body`` for the turns that
+    bring none. Such a session is never closed for good."""
+    return {"keyed": True, "extra_body": extra_body}
 
 
 def _runtime_of(row: Row[Any]) -> Runtime:

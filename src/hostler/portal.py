@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import concurrent.futures.thread  # its exit hook must be registered before ours, which then runs first
+import concurrent.futures
+import contextlib
 import inspect
 import os
 import threading
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
+
+from . import ending
 
 T = TypeVar("T")
 
 _START = 10.0
 _SLICE = 1.0
+_CLOSE = 15.0  # s that each step of the end may take
 
 
 class Engine:
@@ -36,6 +38,10 @@ class Engine:
         self.loop.close()
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start it. Raises RuntimeError when the interpreter ends."""
+        if ending.has_begun():
+            coro.close()
+            raise RuntimeError(ending.TOO_LATE)
         return asyncio.run_coroutine_threadsafe(coro, self.loop)
 
     def stop(self) -> None:
@@ -48,9 +54,7 @@ _lock = threading.RLock()
 _engine: Engine | None = None
 _callbacks: Engine | None = None
 _posted: set[asyncio.Task[Any]] = set()
-_callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads that the end of the interpreter waits for
 _closers: list[Callable[[], Awaitable[None]]] = []
-_pooled: Any = getattr(concurrent.futures.thread, "_threads_queues", ())
 
 
 def engine() -> Engine:
@@ -70,24 +74,21 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
         raise RuntimeError(
             "A sync hostler call on hostler's own thread would wait for itself. Use the async twin (arun, astream, ...)."
         )
-    _note_caller()
+    ending.note_caller()
     future = current.submit(coro)
     try:
         # In slices: a signal that comes just before the wait begins is seen at the next one.
         while not concurrent.futures.wait([future], timeout=_SLICE).done:
             if not current.thread.is_alive() and not future.done():
-                raise RuntimeError("hostler's engine has ended with the interpreter; this call came too late.")
+                raise RuntimeError(ending.TOO_LATE)
         return future.result()
+    except concurrent.futures.CancelledError:
+        if ending.has_begun():
+            raise RuntimeError(ending.TOO_LATE) from None
+        raise
     except KeyboardInterrupt:
         future.cancel()
         raise
-
-
-def _note_caller() -> None:
-    thread = threading.current_thread()
-    # Not a pool's threads: they wait for work until a later exit hook ends them.
-    if not thread.daemon and thread is not threading.main_thread() and thread not in _pooled:
-        _callers.add(thread)
 
 
 async def arun(coro: Coroutine[Any, Any, T]) -> T:
@@ -132,8 +133,9 @@ def post(work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
 
 
 def on_exit(close: Callable[[], Awaitable[None]]) -> None:
-    """Have ``close`` run on the engine when the interpreter ends cleanly."""
-    _closers.append(close)
+    """Have ``close`` run on the engine when the interpreter ends cleanly; it may be called twice."""
+    if close not in _closers:
+        _closers.append(close)
 
 
 def caller_loop() -> asyncio.AbstractEventLoop | None:
@@ -190,20 +192,26 @@ def _exit() -> None:
     current = _engine
     if current is None or not current.thread.is_alive():
         return
-    for thread in tuple(_callers):
-        thread.join()  # the interpreter would wait for it next, and it is not done with its sessions
-    for close in reversed(_closers):
-        try:
-            current.submit(_close(close)).result(15)
-        except Exception:
-            pass
+    # Twice: who was in the middle of opening something is cut off in between, and may just have opened it.
+    for work in (_close_all, _cut_off, _close_all):
+        with contextlib.suppress(Exception):
+            asyncio.run_coroutine_threadsafe(work(), current.loop).result(_CLOSE)
     current.stop()
     if _callbacks is not None:
         _callbacks.stop()
 
 
-async def _close(close: Callable[[], Awaitable[None]]) -> None:
-    await close()
+async def _close_all() -> None:
+    for close in reversed(_closers):
+        with contextlib.suppress(Exception):
+            await close()
+
+
+async def _cut_off() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 def _forked() -> None:
@@ -212,9 +220,7 @@ def _forked() -> None:
     _engine = _callbacks = None
     _lock = threading.RLock()
     _closers.clear()
-    _callers.clear()
 
 
-# Worker threads are shut down before plain atexit hooks run, and closing needs them.
-getattr(threading, "_register_atexit", atexit.register)(_exit)
+ending.at_end(_exit)
 os.register_at_fork(after_in_child=_forked)

@@ -9,20 +9,24 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakValueDictionary
 
 from sqlalchemy import Row
 
+from .attaching import Fetch
 from .host import Host, implicit_host, retention
 from .host.journal import Follower
-from .opening import again, make
+from .incoming import Incoming, ready
+from .inputs import InputType
+from .opening import again, keyed, make
 from .options import options_of
 from .rules import refuse_unheld
 from .runtimes import runtime_for
 from .session import SessionCore, TurnSource
 from .store import queries
 from .types.errors import CapabilityUnsupported, SessionLost, StateIncompatible
+from .types.options import HarnessOptions
 from .types.result import Usage
 from .types.runtime import AcpAgent, Harness, Runtime, check_harness
 
@@ -41,14 +45,26 @@ class LocalHost:
     """The host on a data dir of this machine; made by `local_host`, opened when it is first used."""
 
     data_dir: str
+    max_concurrent: int | None = None
 
     async def open(self) -> Host:
-        return await implicit_host(self.data_dir)
+        host = await implicit_host(self.data_dir)
+        if self.max_concurrent is not None:
+            host.slots.resize(self.max_concurrent)
+        return host
 
 
-def local_host(data_dir: str | os.PathLike[str] = ".hostler") -> LocalHost:
-    """A host that keeps its sessions in plain folders below ``data_dir`` (made when first used, for this user only)."""
-    return LocalHost(os.path.abspath(os.path.expanduser(os.fspath(data_dir))))
+def local_host(data_dir: str | os.PathLike[str] = ".hostler", *, max_concurrent: int | None = None) -> LocalHost:
+    """A host that keeps its sessions in plain folders below ``data_dir`` (made when first used, for this user only).
+
+    ``max_concurrent``: at most so many programs at once in this process, the number that was used last on this data dir;
+    further turns wait, first come, first served. None: HOSTLER_MAX_RUNTIMES.
+    """
+    if max_concurrent is not None and (
+        isinstance(max_concurrent, bool) or not isinstance(max_concurrent, int) or max_concurrent < 1
+    ):
+        raise ValueError(f"max_concurrent must be a positive whole number or None, not {max_concurrent!r}.")
+    return LocalHost(os.path.abspath(os.path.expanduser(os.fspath(data_dir))), max_concurrent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +87,17 @@ class SessionInfo:
 class HarnessProfile:
     """A program and its rules on a host. ``sessions`` finds and lists its sessions."""
 
-    def __init__(self, host: LocalHost, runtime: Harness | AcpAgent | Runtime, given: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        host: LocalHost,
+        runtime: Harness | AcpAgent | Runtime,
+        given: Mapping[str, Any],
+        *,
+        input_types: Mapping[str, InputType] | None = None,
+        fetch: Fetch | None = None,
+    ) -> None:
+        self.input_types = dict(input_types or {})
+        self.fetch = fetch
         self.host = host
         self.runtime = runtime
         self.given = dict(given)
@@ -90,17 +116,28 @@ class HarnessProfile:
         return Sessions(SessionsCore(self))
 
 
-def create_harness(*, host: LocalHost, runtime: Harness | AcpAgent | Runtime, **options: Any) -> HarnessProfile:
+def create_harness(
+    *, host: LocalHost, runtime: Harness | AcpAgent | Runtime, **options: Unpack[HarnessOptions]
+) -> HarnessProfile:
     """A program (``runtime``) with its rules, on a host; the options are those of `agent_session`.
 
+    ``input_types`` maps names to what `input_type` gives. ``fetch``, sync or async, gives the bytes at a URL, or (bytes,
+    media type), for files of messages that are given by their URL; hostler itself fetches nothing.
     Raises TypeError, ValueError or CapabilityUnsupported for what it cannot hold; starts nothing.
     """
-    for name in ("input_types", "persistent_dirs"):
-        if options.pop(name, None):
+    given: dict[str, Any] = dict(options)
+    input_types, fetch = given.pop("input_types", None) or {}, given.pop("fetch", None)
+    for name, kind in dict(input_types).items():
+        if not isinstance(name, str) or not isinstance(kind, InputType):
+            raise TypeError(f"input_types takes {{name: hostler.input_type(...)}}; {name!r} is {kind!r}.")
+    if fetch is not None and not callable(fetch):
+        raise TypeError(f"fetch must be a function of a URL, not {fetch!r}.")
+    for name in ("persistent_dirs",):
+        if given.pop(name, None):
             raise CapabilityUnsupported(f"{name} cannot be given to any harness yet.")
-    if "state_dir" in options:
+    if "state_dir" in given:
         raise TypeError("state_dir= does not go with host=: the host's data_dir is where its sessions are.")
-    return HarnessProfile(host, check_harness(runtime), options)
+    return HarnessProfile(host, check_harness(runtime), given, input_types=input_types, fetch=fetch)
 
 
 class SessionsCore:
@@ -109,21 +146,28 @@ class SessionsCore:
     def __init__(self, profile: HarnessProfile) -> None:
         self._profile = profile
 
-    async def core(self, id: str, *, ephemeral: bool = False) -> SessionCore:
-        """The session under this key: found, or made."""
+    async def core(
+        self, id: str, *, extra_body: Any = None, ephemeral: bool = False, replay: bool = False
+    ) -> SessionCore:
+        """The session under this key: found, or made. ``replay``: see `opening.again`."""
         host = await self._profile.host.open()
         check_key(id)
         row = await host.store.read(lambda conn: queries.find_session(conn, id))
         options = self._profile.options
         if row is None:
-            return SessionCore(await make(host, id, self._profile.runtime, options, ephemeral=ephemeral))
-        return await self._again(host, row)
+            own = {} if ephemeral else keyed(extra_body)
+            return SessionCore(await make(host, id, self._profile.runtime, options, ephemeral=ephemeral, own=own))
+        return await self._again(host, row, extra_body, replay=replay)
 
     async def get_or_create(self, id: str, extra_body: Any = None) -> Session:
-        """The session under the app's key ``id`` (any text, 1 to 512 characters), made when there is none."""
+        """The session under the app's key ``id`` (any text, 1 to 512 characters), made when there is none.
+
+        ``extra_body`` (JSON) becomes the context of its turns that bring none; it is stored with the session and stays
+        until another is given."""
         from .faces import Session
 
-        return Session(await self.core(id))
+        check_extra_body(extra_body)
+        return Session(await self.core(id, extra_body=extra_body))
 
     async def get(self, id: str) -> Session:
         """The session under this key. Raises SessionLost when there is none."""
@@ -160,9 +204,7 @@ class SessionsCore:
     async def follow(self, id: str, after: int | None = None) -> Follower:
         """Records of the session's journal above ``after`` (None: from now on); starts nothing."""
         host, row = await self._row(id)
-        if after is not None and not 0 <= after <= row.seq:
-            raise ValueError(f"Session {id!r} has records 1 to {row.seq}; it cannot be followed from {after}.")
-        return host.journal.follow(row.id, row.seq if after is None else after)
+        return host.journal.follow_from(row, after)
 
     async def cancel(self, id: str, turn: str | None = None) -> None:
         """Ask for the end of one accepted turn, or of all; they get their `Done` wherever they run or wait."""
@@ -178,28 +220,27 @@ class SessionsCore:
             raise SessionLost(f"There is no session {id!r} on the host {host.data_dir}.")
         return host, row
 
-    async def _again(self, host: Host, row: Row[Any]) -> SessionCore:
+    async def _again(self, host: Host, row: Row[Any], extra_body: Any = None, *, replay: bool = False) -> SessionCore:
         name = runtime_for(self._profile.runtime).name
         if row.harness != name:
             raise StateIncompatible(f"Session {row.key!r} is one of {row.harness!r}, this harness runs {name!r}.")
-        return SessionCore(await again(host, row, self._profile.options, self._profile.given))
+        own = keyed(extra_body) if extra_body is not None else {}
+        return SessionCore(await again(host, row, self._profile.options, self._profile.given, own=own, replay=replay))
 
 
 async def begin(
     profile: HarnessProfile,
     *,
-    prompt: str,
+    incoming: Incoming,
     session: str | None,
     extra_body: Any,
     run_id: str | None,
+    restage: bool,
     loop: asyncio.AbstractEventLoop | None,
     overrides: Mapping[str, Any],
 ) -> TurnSource:
     """Accept one turn of the session with this key, or of a new one that nobody comes back to."""
-    try:
-        json.dumps(extra_body)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"extra_body must be a JSON value: {error}.") from None
+    check_extra_body(extra_body)
     if run_id is not None and not isinstance(run_id, str):
         raise TypeError(f"A run_id is a string, not {type(run_id).__name__}.")
     ephemeral = hashlib.sha256(run_id.encode()).hexdigest()[:32] if run_id is not None else uuid.uuid4().hex
@@ -208,31 +249,33 @@ async def begin(
     # Finding or making a session takes a different time each time: calls that were made one after the other are
     # accepted one after the other.
     async with _doors.setdefault((profile.host.data_dir, key), asyncio.Lock()):
-        core = await SessionsCore(profile).core(key, ephemeral=session is None)
+        replay = incoming.context == "replay"
+        core = await SessionsCore(profile).core(key, ephemeral=session is None, replay=replay)
         core.ephemeral = session is None
         try:
-            return await core.begin(prompt, loop=loop, extra_body=extra_body, turn_id=turn, **overrides)
+            store = core.live.host.store
+            known = await store.read(lambda conn: queries.get_turn(conn, turn)) if turn is not None else None
+            said = await ready(
+                incoming,
+                core,
+                fetch=profile.fetch,
+                extra_body=extra_body,
+                restage=restage,
+                overrides=overrides,
+                known=known is not None,
+                loop=loop,
+            )
+            return await core.begin(**said, loop=loop, extra_body=extra_body, turn_id=turn)
         finally:
             core.lend()
 
 
-def prompt_of(messages: Sequence[Mapping[str, Any]] | None, prompt: str | None) -> str:
-    """The one thing to say. Raises ValueError for both or neither, CapabilityUnsupported for a whole transcript."""
-    if (messages is None) == (prompt is None):
-        raise ValueError("Give either messages= or prompt=, not both and not neither.")
-    if prompt is not None:
-        return prompt
-    assert messages is not None
-    if len(messages) != 1 or messages[0].get("role") != "user":
-        raise CapabilityUnsupported(
-            "messages= takes one user message for now; the session keeps the conversation under its key."
-        )
-    content = messages[0].get("content")
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in content):
-        return "\n".join(str(p.get("text", "")) for p in content)
-    raise CapabilityUnsupported("A user message takes text for now: a string, or parts of type 'text'.")
+def check_extra_body(extra_body: object) -> None:
+    """Raise TypeError for what is not JSON."""
+    try:
+        json.dumps(extra_body)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"extra_body must be a JSON value: {error}.") from None
 
 
 def check_key(key: object) -> None:

@@ -218,24 +218,25 @@ def exit_error(progress: Progress) -> ErrorInfo:
     )
 
 
-def text_of(events: Iterable[Event]) -> str:
-    """The answer that was streamed: the text after the last tool call, without what was retracted."""
-    return "".join("".join(deltas) for deltas in _answer(events).values())
+def text_of(events: Iterable[Event], *, whole: bool = False) -> str:
+    """The answer that was streamed: the text after the last tool call, without what was retracted; with ``whole`` also
+    the text before it."""
+    return "".join("".join(deltas) for deltas in _answer(events, whole).values())
 
 
 def items_of(events: Iterable[Event]) -> tuple[str, ...]:
     """The items that this answer was streamed under."""
-    return tuple(_answer(events))
+    return tuple(_answer(events, whole=False))
 
 
-def _answer(events: Iterable[Event]) -> dict[str, list[str]]:
+def _answer(events: Iterable[Event], whole: bool) -> dict[str, list[str]]:
     pieces: dict[str, list[str]] = {}
     for event in events:
         if isinstance(event, Text):
             pieces.setdefault(event.item, []).append(event.delta)
         elif isinstance(event, Retract):
             pieces.pop(event.item, None)
-        elif isinstance(event, ToolCall):
+        elif isinstance(event, ToolCall) and not whole:
             pieces.clear()
     return pieces
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from .types.errors import CapabilityUnsupported
 from .types.options import Options
 from .types.runtime import Runtime
@@ -26,5 +28,23 @@ def refuse_unheld(runtime: Runtime, options: Options) -> None:
     ):
         if given and not able:
             wrong = wrong or name
+    for option in ("allow", "deny", "disable_tools"):
+        wrong = wrong or _misnamed(runtime, options, option)
     if wrong:
         raise CapabilityUnsupported(f"{runtime.name} cannot hold {wrong}. Leave it out, or choose another program.")
+
+
+def _misnamed(runtime: Runtime, options: Options, option: str) -> str | None:
+    """The first of these rules that would hold nothing, in words."""
+    own = {getattr(tool, "__name__", "") for tool in options.tools}
+    known = runtime.tool_names
+    for rule in getattr(options, option):
+        name = rule.replace("(", ":").partition(":")[0].strip()
+        if name in own:
+            if option == "allow":
+                continue  # it is allowed
+            return f"{option}=[{rule!r}]: it is a tool of the app's own, which the app need not offer"
+        if known is not None and name not in known and not name.startswith("mcp__"):
+            close = difflib.get_close_matches(name, sorted(known), n=3) or sorted(n for n in known if n.islower())
+            return f"{option}=[{rule!r}], since it has no tool {name!r} (it has {', '.join(close)})"
+    return None

@@ -7,6 +7,8 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, Unpack
 
+from sqlalchemy import Connection
+
 from . import portal
 from .artifacts import ArtifactsCore
 from .files import FilesCore
@@ -16,7 +18,8 @@ from .host.live import Call, LiveSession
 from .options import read_options
 from .output import Output, checked, held
 from .rules import refuse_unheld
-from .store import queries
+from .store import queries, spoken
+from .store.queries import Turn
 from .types.errors import CapabilityUnsupported, SessionClosed
 from .types.events import Approval, Done, Record, TurnEvent, is_turn_event
 from .types.options import OptionsDict
@@ -35,6 +38,11 @@ class SessionCore:
         self._left: str | None = None
         self._leaving = asyncio.Lock()
         self.ephemeral = ephemeral
+
+    @property
+    def live(self) -> LiveSession:
+        """What this process knows of the session."""
+        return self._live
 
     @property
     def key(self) -> str:
@@ -58,7 +66,8 @@ class SessionCore:
 
     @property
     def resumed(self) -> str | None:
-        """How a resumed session came by its program: ``"attached"`` or ``"native"``; None for a new session."""
+        """How a resumed session came by its program: ``"attached"``, ``"native"``, or ``"replayed"`` (by the transcript of a
+        caller who brings it); None for a new session."""
         return self._live.hold.resumed
 
     @property
@@ -100,10 +109,11 @@ class SessionCore:
         loop: asyncio.AbstractEventLoop | None,
         extra_body: Any = None,
         turn_id: str | None = None,
+        transcript: Mapping[str, Any] | None = None,
         **options: Unpack[OptionsDict],
     ) -> TurnSource:
         """Accept one turn; its events are read from what this returns. A ``turn_id`` that was accepted before joins
-        that turn."""
+        that turn. ``transcript`` is what the caller says that the conversation holds (see `host.transcript`)."""
         self._check_open()
         if not isinstance(prompt, str):
             raise TypeError(f"The prompt must be a string, not {type(prompt).__name__}.")
@@ -114,19 +124,26 @@ class SessionCore:
         for name in ("sandbox", "state_dir", "tools", "skills"):
             if name in options:
                 raise CapabilityUnsupported(f"{name} belongs to the session and cannot be changed for one call.")
+        if extra_body is None:
+            extra_body = self._live.rules.get("extra_body")
         call = Call(given.on_approval, given.on_event, loop, given.api_key, given.output)
         output = held(rules.get("output", self._live.rules.get("output")), given.output, self._live.options.output)
         on_busy = given.on_busy if "on_busy" in options else self._live.options.on_busy
         if on_busy == "steer" and self._live.running is not None:
             turn = self._live.steer(prompt)
-            found = await self._live.host.store.read(lambda conn: queries.get_turn(conn, turn))
-            assert found is not None
+            found = await self._live.host.store.write(lambda conn: _steered(conn, turn))
         else:
             if on_busy == "interrupt":
                 await self._live.interrupt()
                 self._check_open()
             found = await self._live.accept(
-                prompt, rules, call, reject_busy=on_busy == "reject", extra_body=extra_body, turn_id=turn_id
+                prompt,
+                rules,
+                call,
+                reject_busy=on_busy == "reject",
+                extra_body=extra_body,
+                turn_id=turn_id,
+                transcript=transcript,
             )
             if turn_id is None:
                 # Its first record was published just now, and nothing since: there is no need to look it up.
@@ -144,9 +161,7 @@ class SessionCore:
 
         Raises ValueError for a number that this session has not reached."""
         row = await self._live.host.store.read(lambda conn: queries.get_session(conn, self._live.id))
-        if after is not None and not 0 <= after <= row.seq:
-            raise ValueError(f"Session {self.key!r} has records 1 to {row.seq}; it cannot be followed from {after}.")
-        return self._live.host.journal.follow(self._live.id, row.seq if after is None else after)
+        return self._live.host.journal.follow_from(row, after)
 
     async def cancel(self) -> None:
         """End the running turn and those that wait, wherever they run. Returns when they have their `Done`."""
@@ -281,6 +296,14 @@ class TurnSource:
         if self._cancel_on_leave:
             await self._live.close()
             self._live.host.leave(self._live)
+
+
+def _steered(conn: Connection, id: str) -> Turn:
+    """The turn that was steered. Its transcript, as callers send it, need not say where."""
+    turn = queries.get_turn(conn, id)
+    assert turn is not None
+    spoken.note(conn, turn.session, turn.first, None)
+    return turn
 
 
 def bind(live: LiveSession, approval: Approval) -> Approval:

@@ -7,11 +7,12 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .types.errors import PathError, SandboxError
+from .types.result import FileEntry
 from .workspace.blobs import Blobs
 from .workspace.confined import Root, make_folder, split
 
@@ -87,7 +88,7 @@ def _from_folder(folder: str) -> Skill:
     root = Root(folder)
     files: list[SkillFile] = []
     size = 0
-    for entry in root.walk():
+    for entry in _walk(root):
         if entry.kind not in ("file", "directory"):
             raise PathError(
                 f"The skill {folder!r} holds {entry.path!r}, a {entry.kind}; a skill has files and folders."
@@ -107,6 +108,15 @@ def _from_folder(folder: str) -> Skill:
         raise ValueError(f"The folder {folder!r} is no skill: it has no {MANUAL}.")
     rest = sorted((file for file in files if file is not manual), key=lambda file: file.path)
     return _skill(os.path.basename(root.path), manual.data, rest)
+
+
+def _walk(root: Root) -> Iterator[FileEntry]:
+    pending = ["."]
+    while pending:
+        for entry in root.listdir(pending.pop()):
+            yield entry
+            if entry.kind == "directory":
+                pending.append(entry.path)
 
 
 def _skill(default: str, manual: bytes, rest: Sequence[SkillFile]) -> Skill:

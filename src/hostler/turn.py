@@ -17,11 +17,11 @@ from .types.events import (
     Answered,
     Approval,
     CancelRequested,
+    Event,
     FileChange,
     ModelCall,
     Notice,
     Record,
-    Started,
     is_turn_event,
 )
 from .types.result import ErrorInfo, Result, StopReason, Usage
@@ -61,6 +61,7 @@ class Running:
     waiting: list[Command | Stop] = field(default_factory=list)
     approvals: dict[str, Approval] = field(default_factory=dict)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    spoken: bool = False  # the program may have been given the prompt
 
     def put(self, command: Command | Stop) -> None:
         """Hand a command to the turn; kept when its program is not there yet."""
@@ -102,7 +103,7 @@ class Outcome:
 
 async def run_turn(
     running: Running,
-    started: Started,
+    first: Sequence[Event],
     program: Program,
     progress: Progress,
     codec: Codec,
@@ -113,7 +114,7 @@ async def run_turn(
     on_approval: Callable[[Approval], None] | None,
     output: Output | None = None,
 ) -> Outcome:
-    """Give the prompt to the program and journal all that comes of it, until the turn is over.
+    """Give the prompt to the program and journal all that comes of it, behind ``first``, until the turn is over.
 
     A turn whose prompt the program was already given (``progress.turn``) is carried on from the last stored frame.
     """
@@ -121,7 +122,7 @@ async def run_turn(
     timers = _Timers()
     native_id: str | None = None
     unread = 0
-    head: list[Journalled] = [(started, None)]
+    head: list[Journalled] = [(event, None) for event in first]
     running.program = program
     masker.resume(progress.masking)
     if progress.turn != prompt.turn:

@@ -86,6 +86,8 @@ def run_apart(*args: str, text: str | None = None) -> str:
 def test_a_trace_for_people(key: str) -> None:
     out = run("trace", key)
     lines = out.split("\n")
+    assert lines[0] == f"{key} · fake · claude-sonnet-4-5 · 2 turns · cost $0.0000"
+    assert "~ tracked  +1 -1" in out
     assert [line.split()[2] for line in lines if line.startswith("── turn")] == ["1", "2"]
     shown = [line[16:].split(maxsplit=1) for line in lines if line[:6].strip().isdigit()]
     whos = [words[0] for words in shown]

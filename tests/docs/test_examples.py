@@ -29,6 +29,28 @@ assert KEY not in str(chats)
 with hostler.agent_session(Harness.CODEX, model="litellm_proxy/coder", tools=[bales]) as s:
     r = s.run('@@{"tool": "bales", "namespace": "mcp__host", "args": {"feed": "straw"}}@@')
     assert [e.output for e in r.events if isinstance(e, hostler.harness.ToolResult)] == ["12"]
+import httpx
+
+
+async def post(*messages):
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
+        answer = await client.post("/chats/9", json={"id": "9", "messages": messages, "trigger": "submit-message"})
+        return answer.status_code, answer.text
+
+
+def ui(id, role, text):
+    parts = [{"type": "step-start"}] if role == "assistant" else []
+    return {"id": id, "role": role, "parts": [*parts, {"type": "text", "text": text, "state": "done"}]}
+
+
+asked = ui("u1", "user", "Remember CODEWORD-oats.")
+status, said = asyncio.run(post(asked))
+assert (status, "CODEWORD-oats" in said) == (200, True), said
+status, said = asyncio.run(post(asked, ui("a1", "assistant", said), ui("u2", "user", "What was it?")))
+assert "users=2 memo=CODEWORD-oats" in said, said
+status, said = asyncio.run(post(ui("u1", "user", "Remember CODEWORD-rye.")))  # edited, under the same id
+assert "users=1 memo=CODEWORD-rye" in said, said
+assert asyncio.run(post())[0] == 422
 for raw in chats.values():
     hostler.agent_resume(State.loads(raw)).close()
 """

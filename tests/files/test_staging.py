@@ -18,7 +18,7 @@ from tests.sessions.programs import FAKE_PROGRAM, KEY
 import hostler
 from hostler.harness import Done, State
 from hostler.testing.model_server import ModelServer
-from hostler.types.events import FileStaged, Record
+from hostler.types.events import FileMoved, FileRemoved, FileStaged, Record
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 FAKE = FAKE_PROGRAM.harness
@@ -178,3 +178,36 @@ session.detach()
     done = elsewhere(state, code)
     assert done.returncode == 0, done.stderr.decode()
     assert os.listdir(state.workdir) == []
+
+
+def test_what_the_app_removes_and_moves_is_journalled(options: dict[str, Any]) -> None:
+    """What was to be told or kept of a file goes with it."""
+    with hostler.agent_session(FAKE, **options) as session:
+        files = session.files
+        for name in ("in/a.csv", "in/b.csv", "c", "d"):
+            files.write(name, name.encode(), notice=True, artifact=name != "d")
+        files.remove("/session/in/b.csv")
+        files.move("in", "/artifacts/out")
+        files.move("c", "d")
+        with open(os.fsencode(session.workdir) + b"/\xff", "wb"):
+            pass
+        files.remove("\udcff")
+        with pytest.raises(FileNotFoundError):
+            files.remove("none")
+        result = session.run("look")
+        about = [line[2:].split(" (")[0].removeprefix(session.workdir) for line in result.text.splitlines()[3:]]
+        assert [path.split("/artifacts")[-1] for path in about] == ["/out/a.csv", "/d"]
+        assert [file.path for file in result.artifacts] == ["/artifacts/out/a.csv", "/session/d"]
+        assert files.read("d") == b"c"
+        events = [r.event for r in until_done(session, 1) if isinstance(r.event, FileRemoved | FileMoved)]
+        assert events == [
+            FileRemoved("/session/in/b.csv"),
+            FileMoved("/session/in", "/artifacts/out"),
+            FileMoved("/session/c", "/session/d"),
+            FileRemoved("/session/\\xff"),
+        ]
+        stream = session.stream(json.dumps([{"text": "a"}, {"sleep": 0.3}]))
+        next(stream)
+        files.remove("d")
+        turn = stream.wait().turn_id
+        assert [r.turn for r in until_done(session, 2) if r.event == FileRemoved("/session/d")] == [turn]

@@ -28,6 +28,7 @@ from hostler.testing.model_server import ModelServer
 
 FAKE = FAKE_PROGRAM.harness
 KILLS = 10  # of one test
+ALL_KILLS = int(os.environ.get("HOSTLER_KILLS") or (500 if SOAK else 30))
 
 
 @pytest.fixture
@@ -77,8 +78,12 @@ def stored(data_dir: Path, key: str) -> list[Any]:
     return [[seq, turn, json.loads(event)] for seq, turn, event in rows]
 
 
-@pytest.mark.parametrize("chunk", range(50 if SOAK else 1))
-def test_what_a_subscriber_saw_is_in_the_store(chunk: int, options: dict[str, Any], data_dir: Path) -> None:
+@pytest.mark.longer
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("chunk", range(-(-ALL_KILLS // KILLS)))
+def test_what_a_subscriber_saw_is_in_the_store(
+    chunk: int, options: dict[str, Any], data_dir: Path, record_property: Callable[[str, object], None]
+) -> None:
     """kill -9 at random moments: journal first, then everybody else."""
     data_dir.parent.mkdir(exist_ok=True)
     harness = hostler.create_harness(host=hostler.local_host(data_dir), runtime=FAKE, **options)
@@ -105,6 +110,8 @@ def test_what_a_subscriber_saw_is_in_the_store(chunk: int, options: dict[str, An
         assert stored(data_dir, key)[: len(kept)] == kept
         harness.sessions.delete(key)
         seen += len(saw)
+        over = any(event["type"] == "done" for _, _, event in kept)
+        record_property("kill", ["a host", "killed after its Done" if over else "killed before its Done"])
     assert seen > KILLS, "every app died before it saw anything"
 
 
@@ -191,6 +198,103 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_turn(small_disk: Path, options:
         assert stored(data_dir, "chat")[: len(kept)] == kept
     finally:
         closed(data_dir)
+
+
+def test_a_disk_that_stays_full_is_told_to_all_and_holds_nobody_up(
+    small_disk: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs, what waits and what comes is told at once; the program ends with its time; then there is room."""
+    monkeypatch.setenv("HOSTLER_ORPHAN_TTL", "1.5")
+    data_dir, filler = small_disk / "state", small_disk / "filler"
+    harness = hostler.create_harness(host=hostler.local_host(data_dir), runtime=FAKE, **options)
+    calls = [json.dumps([{"text": "begin"}, {"sleep": 0.3}, {"deltas": 20, "gap": 0.01}, {"hang": True}]), "waits"]
+    try:
+        hostler.generate_harness(harness=harness, prompt="before", session="chat")
+        streams = [
+            hostler.stream_harness(harness=harness, prompt=prompt, session="chat", run_id=str(n))
+            for n, prompt in enumerate(calls)
+        ]
+        assert isinstance(next(streams[0]), Text)
+        fill(filler)
+        start = time.monotonic()
+        session = harness.sessions.get("chat")
+        told: list[Callable[[], Any]] = [stream.wait for stream in streams]
+        told += [
+            lambda: hostler.generate_harness(harness=harness, prompt="comes", session="chat"),
+            lambda: hostler.generate_harness(harness=harness, prompt="comes", session="new"),
+            lambda: session.run("comes"),
+            session.cancel,
+            lambda: harness.sessions.cancel("chat"),
+            lambda: harness.sessions.delete("chat"),
+        ]
+        for call in told:
+            with pytest.raises(StoreError, match="the disk is full"):
+                call()
+        assert harness.sessions.status("chat").turns == 1  # what only reads works
+        assert session.state().session == "chat"
+        assert time.monotonic() - start < 5
+        assert wait_until(lambda: not processes_of(small_disk), 8)
+        filler.unlink()
+        results = [
+            hostler.generate_harness(harness=harness, prompt=prompt, session="chat", run_id=str(n))
+            for n, prompt in enumerate(calls)
+        ]
+        assert results[0].error is not None
+        assert results[0].error.code in ("program_exited", "program_lost")  # as far as its log could be written
+        assert results[0].text.startswith("begin")
+        assert results[1].stop_reason == "done"
+        recall = hostler.generate_harness(harness=harness, prompt=json.dumps([{"say": "memory"}]), session="chat")
+        assert "before" in recall.text
+        check_alone_and_once(journal(harness, "chat", 4))
+    finally:
+        closed(data_dir)
+
+
+FULL = """
+import json, sys
+import hostler
+from pathlib import Path
+from hostler.testing.fake_runtime import FAKE
+from tests.host.test_faults import fill
+disk = Path(sys.argv[1])
+options = json.loads(sys.argv[2])
+harness = hostler.create_harness(host=hostler.local_host(disk / "state"), runtime=FAKE, **options)
+hostler.generate_harness(harness=harness, prompt="before", session="idle")
+stream = hostler.stream_harness(harness=harness, prompt='[{"text": "a"}, {"hang": true}]', session="chat", run_id="one")
+next(stream)
+session = hostler.agent_session(FAKE, state_dir=str(disk / "state"), **options)
+session.run("before")
+fill(disk / "filler")
+try:
+    session.close()
+except hostler.StoreError as error:
+    print(error)
+"""
+
+
+def test_an_app_that_ends_on_a_full_disk_leaves_no_program(small_disk: Path, options: dict[str, Any]) -> None:
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(small_disk), json.dumps(options)],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert time.monotonic() - start < 20
+    assert "the disk is full" in done.stdout
+    assert done.stderr == ""
+    assert not processes_of(small_disk)
+    (small_disk / "filler").unlink()
+    harness = hostler.create_harness(host=hostler.local_host(small_disk / "state"), runtime=FAKE, **options)
+    try:
+        again = {"prompt": '[{"text": "a"}, {"hang": true}]', "session": "chat", "run_id": "one"}
+        result = hostler.generate_harness(harness=harness, **again)  # type: ignore[arg-type]
+        assert (result.text, result.stop_reason) == ("a", "error")
+        assert harness.sessions.get("idle").run(json.dumps([{"say": "memory"}])).text.startswith("before")
+    finally:
+        closed(small_disk / "state")
 
 
 def test_a_program_that_says_more_than_the_disk_takes_waits_for_room(small_disk: Path, options: dict[str, Any]) -> None:

@@ -121,8 +121,6 @@ def test_bad_input_names_itself(models: ModelServer, tmp_path: Path) -> None:
     for call in ({}, {"prompt": "a", "messages": say("b")}):
         with pytest.raises(ValueError, match="either"):
             hostler.generate_harness(harness=harness, **call)
-    with pytest.raises(hostler.CapabilityUnsupported, match="one user message"):
-        hostler.generate_harness(harness=harness, messages=[*say("a"), *say("b")])
     with pytest.raises(TypeError, match="extra_body"):
         hostler.generate_harness(harness=harness, prompt="a", session="k", extra_body=object())
     with pytest.raises(hostler.SessionLost, match="no session"):

@@ -17,7 +17,8 @@ from hostler.testing.model_server import ModelServer
 
 FAKE = FAKE_PROGRAM.harness
 DAY = 86400
-pytestmark = pytest.mark.usefixtures("nothing_left")
+# `hostler gc` finds what nobody owns on the whole machine: not two of these at once.
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.xdist_group("gc")]
 
 
 @pytest.fixture

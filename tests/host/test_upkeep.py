@@ -31,7 +31,8 @@ from hostler.testing.model_server import ModelServer
 
 FAKE = FAKE_PROGRAM.harness
 ENDLESS = '[{"text": "a"}, {"spawn": "setsid", "seconds": 60}, {"hang": true}]'
-pytestmark = pytest.mark.usefixtures("nothing_left")
+# `hostler gc` finds what nobody owns on the whole machine: not two of these at once.
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.xdist_group("gc")]
 
 
 @pytest.fixture

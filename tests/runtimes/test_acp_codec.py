@@ -250,7 +250,7 @@ def test_a_call_of_a_host_tool_is_not_a_builtin() -> None:
     ("approvals", "kinds", "answer", "chosen"),
     [
         (True, ("allow_always", "allow_once", "reject_once"), Answer("t1:0", True), "id-allow_once"),
-        (True, ("allow_always", "allow_once"), Answer("t1:0", True, always=True), "id-allow_always"),
+        (True, ("allow_always",), Answer("t1:0", True), "id-allow_always"),
         (True, ("allow_once", "reject_always"), Answer("t1:0", False), "id-reject_always"),
         (True, ("allow_once",), Answer("t1:0", False), None),
         (False, ("reject_once", "allow_once"), None, "id-allow_once"),
@@ -372,3 +372,17 @@ def test_any_command_is_a_runtime() -> None:
     launch = runtime.launch(context(program=runtime.find({}, None)))
     assert launch.argv == ("my-agent", "--acp")
     assert launch.env["OPENAI_BASE_URL"] == "http://model.invalid/v1"
+
+
+def test_a_new_conversation_begins_in_the_process_that_runs() -> None:
+    talk = Talk(RUNTIME.codec).joined()
+    talk.say(Prompt("t1", "one")).tell(id=3, result={"stopReason": "end_turn"})
+    talk.say(Prompt("t2", "two", fresh=True))
+    (key, new) = talk.sent[-1]
+    assert (key, new["method"]) == ("fresh:t2", "session/new")
+    assert new["params"] == talk.sent[1][1]["params"]
+    talk.tell(id=new["id"], result={"sessionId": "S2"})
+    assert of(talk.events, Identified) == [Identified("S"), Identified("S2")]
+    (_, prompt) = talk.sent[-1]
+    assert (prompt["method"], prompt["params"]["sessionId"]) == ("session/prompt", "S2")
+    assert prompt["params"]["prompt"] == [{"type": "text", "text": "two"}]

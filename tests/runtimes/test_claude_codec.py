@@ -424,6 +424,18 @@ def test_how_a_result_is_read(fields: dict[str, Any], stop: str, code: str | Non
     assert (ended.stop_reason, ended.error and ended.error.code) == (stop, code)
 
 
+def test_a_fork_is_in_the_conversation_that_it_was_named_and_says_where_its_turns_end() -> None:
+    state = CODEC.start(context(resume="r", new_id=ID, fork_at="m-9")).state
+    assert kinds(events([line(type="system", subtype="init", session_id="r")], state)) == "Unfit"
+    assert events([line(type="system", subtype="init", session_id=ID)], state) == [Identified(ID)]
+    said = {"type": "assistant", "message": {"id": "m1", "content": [{"type": "text", "text": "ok"}]}}
+    outer, inner = line(**said, uuid="u-7"), line(**said, uuid="u-8", parent_tool_use_id="toolu_1")
+    state = open_turn()
+    end = events([outer, inner, result(state)], state)[-1]
+    assert isinstance(end, Ended)
+    assert end.at == "u-7"
+
+
 def test_a_conversation_that_is_not_the_resumed_one_is_unfit() -> None:
     state = CODEC.start(context(resume=ID, new_id=None)).state
     assert kinds(events([line(type="system", subtype="init", session_id="other")], state)) == "Unfit"

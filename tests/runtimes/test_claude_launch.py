@@ -74,6 +74,10 @@ def test_a_conversation_is_begun_or_gone_on_with() -> None:
     resumed = launch(resume="r", new_id="n")
     assert value(resumed, "--resume") == "r"
     assert "--session-id" not in resumed.argv
+    assert "--fork-session" not in resumed.argv
+    forked = launch(resume="r", new_id="n", fork_at="m")
+    assert [value(forked, name) for name in ("--resume", "--resume-session-at", "--session-id")] == ["r", "m", "n"]
+    assert "--fork-session" in forked.argv
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def test_rules_of_the_launch_hold_on_every_turn(place: Place) -> None:
         assert result(events).is_error
         assert "WebSearch" not in tools(place)
         assert "AskUserQuestion" not in tools(place)
+        assert tools(place) <= RUNTIME.tool_names  # else a rule for one would be refused
     models = {request.body["model"] for request in place.server.calls}
     assert models == {"scripted"}
     assert {request.api for request in place.server.requests} == {"anthropic"}

@@ -11,6 +11,7 @@ from tests.runtimes.stdio_driver import text_of
 
 from hostler.runtimes.codex import RUNTIME
 from hostler.runtimes.codex.items import error_info
+from hostler.types.errors import CapabilityUnsupported
 from hostler.types.events import Approval, Compaction, Notice, Retract, Text, ToolCall, ToolResult
 from hostler.types.result import ErrorInfo
 from hostler.types.runtime import (
@@ -377,3 +378,55 @@ def test_error_codes(error: dict[str, Any], code: str, retryable: bool) -> None:
     info = error_info(error)
     assert (info.code, info.retryable) == (code, retryable)
     assert info.message
+
+
+def test_a_turn_whose_beginning_was_not_told_ends_all_the_same() -> None:
+    talk = Talk().joined().say(Prompt("t1", "go"))
+    talk.told("turn/completed", turn={"id": "n1", "status": "completed", "items": []})
+    talk.tell(id=talk.message("t1")["id"], result={"turn": {"id": "n1"}})
+    talk.told("turn/started", turn={"id": "n1"})  # late
+    assert of(talk.events, Ended) == [Ended("done")]
+    talk.say(Prompt("t2", "go"))
+    talk.told("turn/started", turn={"id": "n1"})
+    assert talk.state["turn"]["native"] is None
+
+
+def test_a_fork_begins_after_the_turn_that_is_named() -> None:
+    talk = Talk(resume=THREAD, fork_at="n7")
+    (_, fork) = next((key, m) for key, m in talk.sent if m.get("method") == "thread/fork")
+    assert (fork["params"]["threadId"], fork["params"]["lastTurnId"]) == (THREAD, "n7")
+    assert fork["params"]["sandbox"] == "read-only"
+    talk.tell(id=1, result={}).tell(id=2, result={"thread": {"id": "another"}})
+    assert talk.events[-1] == Identified("another")
+    refused = Talk(resume=THREAD, fork_at="n7")
+    refused.tell(id=1, result={}).tell(id=2, error={"code": -32600, "message": "turn not found: n7"})
+    (unfit,) = [e for e in refused.events if isinstance(e, Unfit)]
+    assert "thread/fork: turn not found" in unfit.message
+
+
+def test_the_end_of_a_turn_names_its_place() -> None:
+    talk = Talk().joined().begun("t1", "n1")
+    talk.told("turn/completed", turn={"id": "n1", "status": "completed", "items": []})
+    (end,) = [e for e in talk.events if isinstance(e, Ended)]
+    assert end.at == "n1"
+
+
+def test_the_history_of_a_fork_goes_on_from_its_originals() -> None:
+    def rollout(*lines: tuple[int, str], first: int = 0, **about: Any) -> bytes:
+        rows: list[dict[str, Any]] = [{"ordinal": first, "type": "session_meta", "payload": about}]
+        for number, text in lines:
+            said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+            rows.append({"ordinal": number, "type": "response_item", "payload": said})
+        return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+    files = {
+        "x-a.jsonl": rollout((3, "one"), (7, "two"), (9, "three")),
+        "x-b.jsonl": rollout((10, "four"), first=8, forked_from_id="a", forked_from_ordinal_exclusive=8),
+        "x-c.jsonl": rollout((8, "five"), first=5, forked_from_id="b", forked_from_ordinal_exclusive=5),
+        "x-d.jsonl": rollout((8, "six"), first=5, forked_from_id="gone", forked_from_ordinal_exclusive=5),
+        "x-e.jsonl": rollout((8, "seven"), forked_from_id="e", forked_from_ordinal_exclusive=5),
+    }
+    said = {name: [m["content"] for m in RUNTIME.history(files, name)] for name in ("a", "b", "c", "e")}
+    assert said == {"a": ["one", "two", "three"], "b": ["one", "two", "four"], "c": ["one", "five"], "e": ["seven"]}
+    with pytest.raises(CapabilityUnsupported, match="gone"):
+        RUNTIME.history(files, "d")

@@ -120,6 +120,19 @@ def test_it_remembers_resumes_and_knows_when_it_cannot(fakes: Fakes) -> None:
     assert "s-2" in str(unfit)
 
 
+def test_it_forks(fakes: Fakes) -> None:
+    d = fakes.start()
+    end = ended(d.run(Prompt("t1", "one")))
+    d.run(Prompt("t2", "two"))
+    d.kill()
+    assert end.at == "2"
+    d = fakes.start(resume="s-1", fork_at=end.at, new_id="s-3")
+    forked = ended(d.run(prompt("t3", {"say": "memory"})))
+    assert (forked.text, forked.at) == ("one", "4")
+    [*_, unfit] = fakes.start(resume="s-1", fork_at="9", new_id="s-4").until(None, lambda e: isinstance(e, Unfit))
+    assert "s-1" in str(unfit)
+
+
 def test_it_hears_commands_during_its_steps(fakes: Fakes) -> None:
     d = fakes.start()
     answers = iter([True, False])

@@ -18,6 +18,7 @@ import hostler
 from hostler import portal
 from hostler.harness import HarnessError, State, StateIncompatible, Text
 from hostler.host.local import implicit_host
+from hostler.testing.fake_runtime import FakeCodec, FakeRuntime
 from hostler.testing.model_server import ModelServer
 from tests.conftest import processes_of, wait_until
 from tests.sessions.programs import FAKE_PROGRAM
@@ -254,3 +255,23 @@ def test_odd_bodies_and_run_ids_are_type_errors(options: dict[str, Any], state_d
         hostler.generate_harness(harness=harness, prompt="x", session="k", extra_body=deep)
     with pytest.raises(TypeError, match="run_id"):
         hostler.generate_harness(harness=harness, prompt="x", session="k", run_id=5)  # type: ignore[arg-type]
+
+
+def test_a_program_that_its_codec_cannot_begin_with_is_never_started(
+    options: dict[str, Any], state_dir: Path, tmp_path: Path
+) -> None:
+    class Speechless(FakeCodec):
+        def start(self, ctx: Any) -> Any:
+            raise KeyError("words")
+
+    class Mute(FakeRuntime):
+        codec = Speechless()
+
+        def find(self, options: Any, which: Any) -> tuple[str, ...]:
+            return ("/bin/sh", "-c", f"touch {tmp_path}/started; exec cat")
+
+    with hostler.agent_session(Mute(), **options) as session:  # type: ignore[arg-type]
+        with pytest.raises(hostler.HarnessInstallFailed, match="words"):
+            session.run("go")
+        assert not (tmp_path / "started").exists()
+        assert not processes_of(state_dir)

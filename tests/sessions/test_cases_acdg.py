@@ -345,6 +345,7 @@ with hostler.agent_session(FAKE, **options) as s:
 """
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("seed", range(50 if SOAK else 4))
 def test_ctrl_c_comes_out_once(seed: int, models: ModelServer, state_dir: Path) -> None:
     """Case C13: one traceback at most, and nothing is left."""

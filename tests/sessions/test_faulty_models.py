@@ -43,6 +43,7 @@ def ask(session: Any, prompt: str) -> tuple[Any, float]:
     return result, time.monotonic() - start
 
 
+@pytest.mark.longer
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("program", PROGRAMS, ids=ids)
 def test_a_faulty_model_is_the_same_error_on_every_program(

@@ -75,6 +75,7 @@ def journal(session: Any, last: str) -> list[Record]:
     raise AssertionError("the journal ended")
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("seed", range(KILLS))
 @pytest.mark.parametrize(
     "program", [FAKE_PROGRAM, *(pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX))], ids=ids

@@ -184,6 +184,7 @@ def tampered(draw: st.DrawFn, name: str) -> list[Any]:
     return items
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_tampered_stream_is_folded(name: str) -> None:
     """Cases D04, D05, D13, D14, D16, A13."""
@@ -242,6 +243,7 @@ def test_a_turn_ends_whatever_the_fields_of_its_last_message_hold(name: str) -> 
     assert found > 20
 
 
+@pytest.mark.longer
 @given(st.lists(st.binary(max_size=80) | st.sampled_from(NOISE), max_size=6))
 @example([b"\xe2\x80", b"\xa8"])
 @settings(deadline=None, database=None, derandomize=not SOAK)
@@ -428,6 +430,7 @@ def test_a_program_that_never_exits(models: ModelServer, state_dir: Path) -> Non
     assert wait_until(lambda: not processes_of(state_dir), 5)
 
 
+@pytest.mark.longer
 def test_many_short_events(session: Any, state_dir: Path) -> None:
     """Case D02: in order, and neither keeper nor host grows with what has been read."""
     count = 200_000 if SOAK else 20_000

@@ -10,8 +10,11 @@ import pytest
 
 import hostler
 from hostler.harness import Approval, PathError, ToolResult
+from hostler.host.hold import Reached
 from hostler.host.notices import prompt_of
+from hostler.host.transcript import Saying
 from hostler.ladder import Place
+from hostler.progress import Progress
 from hostler.runtimes.acp import AcpRuntime
 from hostler.store.queries import Turn
 from hostler.testing.model_server import ModelServer
@@ -166,10 +169,16 @@ def test_a_program_without_instructions_is_told_once(models: ModelServer, tmp_pa
     sandbox: Any = type("Box", (), {"workdir": "/session"})()
     place = Place(runtime, sandbox, None, rules, None, False, None, 1, 1, 1)  # type: ignore[arg-type]
     turn = Turn("t", 1, "k", "h", "queued", 1, {"prompt": "Hello."}, None, None, ())
-    first = prompt_of(turn, place, None, None, first=True)
-    assert first.text.startswith("Hello.\n\nYou have these skills")
-    assert "- feeding: Feeds (/skills/feeding/SKILL.md)" in first.text
-    assert prompt_of(turn, place, None, None, first=False).text == "Hello."
+    said = Saying("Hello.", [])
+
+    def prompt(frame: int, fresh: bool = False) -> str:
+        reached: Any = Reached(None, Progress({}, 1, frame=frame), None, fresh)  # type: ignore[arg-type]
+        return prompt_of(turn, said, reached, place, None, None).text
+
+    assert prompt(0).startswith("Hello.\n\nYou have these skills")
+    assert "- feeding: Feeds (/skills/feeding/SKILL.md)" in prompt(0)
+    assert prompt(7) == "Hello."
+    assert prompt(7, fresh=True) == prompt(0)
     assert runtime.capabilities.skills == runtime.capabilities.output == "prompt"
 
 

@@ -236,6 +236,9 @@ def test_an_older_store_is_brought_up_to_date(tmp_path: Path) -> None:
         new = db.execute("select name, sql from sqlite_master where type = 'table' order by name").fetchall()
         db.execute("alter table turns drop column answers")
         db.execute("alter table sessions drop column always")
+        db.execute("alter table sessions drop column branch")
+        db.execute("drop table spoken")
+        db.execute("drop table attached")
         db.execute("update meta set value = '1'")
     db.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from hostler.types import events as ev
 from hostler.types.errors import StateIncompatible
-from hostler.types.options import Options
+from hostler.types.options import HarnessOptions, Options, OptionsDict
 from hostler.types.result import ErrorInfo, FileRef, Persistence, Result, Usage
 from hostler.types.runtime import Harness, acp_agent, check_harness
 from hostler.types.state import State
@@ -144,6 +145,8 @@ EVENTS: list[ev.Event] = [
     ev.Answered("a", False, "no"),
     ev.CancelRequested("timeout"),
     ev.FileStaged(FileRef("/session/a", 3, "text/csv", "00"), "app"),
+    ev.FileRemoved("/session/a"),
+    ev.FileMoved("/session/a", "/artifacts/b"),
     ev.CallbackFailed("on_event", "boom"),
     ev.Done(
         Result(
@@ -179,3 +182,10 @@ def test_every_event_is_tested_above() -> None:
 
 def test_usage_adds_up() -> None:
     assert Usage(1, 2, 3, 1) + Usage(10, 20, 30, 1, True) == Usage(11, 22, 33, 2, True)
+
+
+def test_options_are_declared_alike_for_type_checkers_and_at_run_time() -> None:
+    names = set(OptionsDict.__annotations__)
+    assert names == {field.name for field in fields(Options)}
+    assert set(HarnessOptions.__annotations__) - names == {"input_types", "persistent_dirs"}
+    assert set(Options.RULES) < names

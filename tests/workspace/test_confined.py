@@ -22,6 +22,14 @@ def root(tmp_path: Path) -> Root:
     return Root(tmp_path / "ws")
 
 
+def paths(root: Root, folder: str = ".") -> list[str]:
+    """Every file below a folder."""
+    found: list[str] = []
+    for entry in root.listdir(folder):
+        found += paths(root, entry.path) if entry.kind == "directory" else [entry.path]
+    return found
+
+
 REFUSED = ["", "/a", "//a", "/etc/x", "C:\\a", "C:/a", "\\\\host\\a", "~/a", "~", "../a", "a/../../b", "a/..", "a\0b"]
 REFUSED += ["/session/../x", "/sessionx/a", "x" * 256, "é" * 128, "a/" * 2049, "\ud800"]
 
@@ -36,13 +44,12 @@ def test_refused_paths_are_refused_by_every_operation_and_change_nothing(root: R
         lambda: root.remove(path),
         lambda: root.move(path, "b"),
         lambda: root.move("b", path),
-        lambda: root.mkdirs(path),
     ]
     root.write("b", b"")
     for operation in operations:
         with pytest.raises(PathError):
             operation()
-    assert [entry.path for entry in root.walk()] == ["b"]
+    assert paths(root) == ["b"]
     assert not os.path.lexists("/etc/x")
 
 
@@ -88,7 +95,7 @@ def test_bytes_come_back_as_they_were(root: Root, content: bytes) -> None:
     assert root.write("d/e/f.bin", chunks) == (len(content), hashlib.sha256(content).hexdigest())
     assert root.read("/session/d/e/f.bin") == content
     assert root.stat("d/e/f.bin").bytes == len(content)
-    assert [e.path for e in root.walk()] == ["d", "d/e", "d/e/f.bin"]
+    assert paths(root) == ["d/e/f.bin"]
 
 
 @pytest.mark.parametrize(
@@ -96,12 +103,12 @@ def test_bytes_come_back_as_they_were(root: Root, content: bytes) -> None:
 )
 def test_odd_names_round_trip(root: Root, name: str) -> None:
     root.write(name, b"1")
-    found = [entry.path for entry in root.walk() if entry.kind == "file"]
+    found = paths(root)
     assert found == [name]
     assert root.read(found[0]) == b"1"
     root.move(name, "plain")
     root.remove("plain")
-    assert [e for e in root.walk() if e.kind == "file"] == []
+    assert paths(root) == []
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_temporary(root: Root) -> None:
@@ -148,7 +155,6 @@ def test_links_are_never_followed(root: Root, tmp_path: Path, name: str) -> None
         lambda: root.listdir(name),
         lambda: root.read(f"{name}/secret"),
         lambda: root.write(f"{name}/new", b"x"),
-        lambda: root.mkdirs(f"{name}/new"),
         lambda: root.remove(f"{name}/secret"),
         lambda: root.move(f"{name}/secret", "stolen"),
         lambda: root.move("real/secret", f"{name}/stolen"),
@@ -156,7 +162,6 @@ def test_links_are_never_followed(root: Root, tmp_path: Path, name: str) -> None
     ):
         with pytest.raises(PathError, match="link"):
             operation()
-    assert f"{name}/secret" not in [e.path for e in root.walk()]
     root.move(name, "moved")
     assert root.stat("moved").kind == "symlink"
     root.remove("moved")
@@ -196,7 +201,7 @@ def test_fifos_sockets_and_devices_are_refused_without_waiting(root: Root) -> No
 
 def test_ordinary_faults_keep_their_names(root: Root) -> None:
     root.write("file", b"")
-    root.mkdirs("dir/sub")
+    root.write("dir/sub/kept", b"")
     for error, operation in [
         (FileNotFoundError, lambda: root.read("none")),
         (FileNotFoundError, lambda: root.remove("no/ne")),
@@ -210,9 +215,8 @@ def test_ordinary_faults_keep_their_names(root: Root) -> None:
             operation()
         assert root.path not in str(caught.value)
     assert not os.path.exists(os.path.join(root.path, "x"))
-    root.mkdirs("dir/sub")
     root.move("file", "dir/new/file")
-    assert [e.path for e in root.walk("dir")] == ["dir/new", "dir/sub", "dir/new/file"]
+    assert paths(root) == ["dir/new/file", "dir/sub/kept"]
 
 
 @pytest.mark.timeout(60)
@@ -279,7 +283,7 @@ def test_no_descriptor_is_left_open(root: Root) -> None:
     for _ in range(20):
         root.read("a/b")
         root.write("a/b", b"y")
-        list(root.walk())
+        root.listdir("a")
         for path in ("l/x", "none", "a", "a/b/c"):
             with pytest.raises((PathError, OSError)):
                 root.read(path)

@@ -490,3 +490,36 @@ def test_copies_that_nothing_names_go_after_a_while(home: Home) -> None:
     os.utime(home.blob(home.log), (1, 1))
     home.save()
     assert sorted(os.listdir(home.saved)) == sorted([home.blob(home.log).name, "fresh"])
+
+
+def test_a_database_is_told_of_a_new_working_directory(tmp_path: Path) -> None:
+    """With what is still in its write-ahead log, and through no link."""
+    home = tmp_path / "home"
+    home.mkdir()
+    files = [
+        NativeFile("a.db", "sqlite", moved="update session set directory = :workdir"),
+        NativeFile("b.db", "sqlite"),
+    ]
+    for name in ("a.db", "b.db"):
+        db = sqlite3.connect(home / name)
+        db.executescript("pragma journal_mode=wal; create table session (id, directory);")
+        db.execute("insert into session values (1, '/old')")
+        db.commit()
+        shutil.copy(home / f"{name}-wal", tmp_path / f"{name}-wal")
+        shutil.copy(home / name, tmp_path / name)
+        db.close()
+        shutil.copy(tmp_path / name, home / name)
+        shutil.copy(tmp_path / f"{name}-wal", home / f"{name}-wal")
+    native.relocate(str(home), files, "/new's")
+    found = {}
+    for name in ("a.db", "b.db"):
+        db = sqlite3.connect(home / name)
+        found[name] = db.execute("select id, directory from session").fetchall()
+        db.close()
+    assert found == {"a.db": [(1, "/new's")], "b.db": [(1, "/old")]}
+    (tmp_path / "outside.db").write_bytes((home / "a.db").read_bytes())
+    before = (tmp_path / "outside.db").read_bytes()
+    (home / "a.db").unlink()
+    (home / "a.db").symlink_to(tmp_path / "outside.db")
+    native.relocate(str(home), files, "/evil")
+    assert (tmp_path / "outside.db").read_bytes() == before

@@ -22,6 +22,7 @@ from ..host.settings import state_dir
 from ..runtimes import available, runtime_for
 from ..store import Store
 from ..types.errors import HarnessError
+from ..workspace import holds_sessions
 from .terminal import FAILED, console
 from .view import printable
 
@@ -101,7 +102,7 @@ def _state_dir(path: Path) -> str:
     database = path / "store.db"
     try:
         if database.exists():
-            Store.open(str(database)).close()
+            Store.open(str(database), make=not holds_sessions(str(path))).close()
             return f"{path} (usable)"
     except HarnessError as error:
         return f"{path}: {error}"

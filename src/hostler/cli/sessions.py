@@ -74,7 +74,7 @@ def show_command(key: str, data_dir: str | None) -> int:
         "model": row.rules.get("model") or "none",
         "permissions": row.rules["permissions"],
         "status": status_of(row, any(t.status == "queued" for t in turns)),
-        "works in": row.workdir,
+        "works in": stored.workdir_of(path, row),
         "folder": SessionDirs.of(path, row.key).root,
         "made": f"{ago(row.created)} ago" + (", without a key: it is removed after a while" if row.ephemeral else ""),
         "used": f"{ago(row.updated)} ago",

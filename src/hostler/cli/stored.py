@@ -45,7 +45,7 @@ def read(data_dir: str, work: Callable[[Store], Awaitable[T]]) -> T:
     over = threading.Event()
 
     async def opened() -> T:
-        store = Store.open(os.path.join(data_dir, "store.db"))
+        store = Store.open(os.path.join(data_dir, "store.db"), make=False)
         try:
             return await work(store)
         finally:
@@ -73,7 +73,12 @@ async def find(store: Store, key: str) -> Row[Any]:
     raise SessionLost(f"There is no session {printable(key)!r}.{meant}")
 
 
+def workdir_of(data_dir: str, row: Row[Any]) -> str:
+    """Where a session works; its own workspace is where its data dir is now."""
+    return SessionDirs.of(data_dir, row.key).session if row.owned else str(row.workdir)
+
+
 def roots_of(data_dir: str, row: Row[Any]) -> Roots:
     """The folders of a session."""
     dirs = SessionDirs.of(data_dir, row.key)
-    return Roots(dirs.workspace(dirs.session if row.owned else row.workdir).mounts, make=False)
+    return Roots(dirs.workspace(workdir_of(data_dir, row)).mounts, make=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text as Line
+from sqlalchemy import Row
 
 from ..host.journal import Journal
 from ..host.shelf import fetcher
@@ -23,6 +24,8 @@ from ..types.events import (
     Compaction,
     Done,
     FileChange,
+    FileMoved,
+    FileRemoved,
     FileStaged,
     ModelCall,
     Notice,
@@ -35,6 +38,7 @@ from ..types.events import (
     ToolResult,
     event_to_dict,
 )
+from ..workspace import SessionDirs
 from . import stored
 from .terminal import console
 from .view import brief, dollars, printable
@@ -53,10 +57,12 @@ _MARKS = {"created": "+", "modified": "~", "deleted": "-"}
 def trace_command(key: str, data_dir: str | None, *, follow: bool, pretty: bool, after: int) -> int:
     """Prints the records above ``after``; with ``follow`` goes on until it is interrupted."""
     path = stored.data_dir_of(data_dir)
-    printer = Pretty(console()) if pretty else Lines()
 
     async def work(store: Store) -> None:
         row = await stored.find(store, key)
+        printer = Pretty(console(), folders_of(path, row)) if pretty else Lines()
+        if not after:
+            printer.begin(row, stored.workdir_of(path, row))
         if not 0 <= after <= row.seq:
             raise ValueError(f"Session {printable(row.key)} has records 1 to {row.seq}; there is none after {after}.")
         journal = Journal(store, lambda session: False, fetcher(path))
@@ -80,8 +86,18 @@ async def _batches(journal: Journal, session: int, after: int, last: int, follow
         after = records[-1].seq
 
 
+def folders_of(data_dir: str, row: Row[Any]) -> dict[str, str]:
+    """The folders that hostler keeps for the session, and the names by which they are known."""
+    dirs = SessionDirs.of(data_dir, row.key)
+    names = {f"/{name}": getattr(dirs, name) for name in ("session", "artifacts", "persistent", "skills")}
+    return {folder: name for name, folder in names.items()}
+
+
 class Lines:
     """One record a line, in ASCII JSON."""
+
+    def begin(self, session: Row[Any], workdir: str) -> None:
+        """Each line names its session."""
 
     def show(self, record: Record) -> None:
         line = {"seq": record.seq, "at": record.at, "session": record.session, "turn": record.turn}
@@ -94,14 +110,23 @@ class Lines:
 
 class Pretty:
     """Number, seconds since the turn began, who does it, and what: words that belong together in one piece, long
-    outputs cut, what a sub-agent does behind a bar."""
+    outputs cut, what a sub-agent does behind a bar. Of ``folders`` their names are shown."""
 
-    def __init__(self, out: Console) -> None:
+    def __init__(self, out: Console, folders: Mapping[str, str]) -> None:
         self._out = out
+        self._folders = folders
         self._turns: dict[str, tuple[int, float]] = {}  # number and beginning
         self._shown: str | None = None  # the turn whose heading was printed last
         self._open: tuple[str, str | None, str] | None = None  # the text that the cursor stands in
         self._breaks = ""  # line breaks at its end, which are worth showing only when more comes
+
+    def begin(self, session: Row[Any], workdir: str) -> None:
+        """Whose trace it is."""
+        turns = f"{session.finished} turn{'' if session.finished == 1 else 's'}"
+        cost = f"cost {dollars(None if session.unpriced else session.cost)}"
+        facts = [session.key, session.harness, session.rules.get("model") or "no model", turns, cost]
+        self._out.print(Line(" · ".join(printable(fact) for fact in facts), "bold"), soft_wrap=True)
+        self._out.print(Line(f"{printable(workdir)}\n", "dim"), soft_wrap=True)
 
     def show(self, record: Record) -> None:
         event: Any = record.event
@@ -126,14 +151,19 @@ class Pretty:
             case ModelCall():
                 self._line(record, "model", _model(event), "dim" if event.status == "ok" else "red")
             case ToolCall():
-                self._line(record, "calls", f"{event.native_name}  {brief(event.input)}", "cyan")
+                name = event.native_name if event.builtin else event.name
+                self._line(record, "calls", f"{name}  {brief(event.input)}", "cyan")
             case ToolResult(output=output, is_error=bad):
                 self._line(record, "fails" if bad else "gives", _cut(output) or "(nothing)", "red" if bad else "")
-            case FileChange(path=path, kind=kind):
-                self._line(record, "file", f"{_MARKS[kind]} {path}", "yellow")
+            case FileChange(path=path, kind=kind, diff=diff):
+                self._line(record, "file", f"{_MARKS[kind]} {path}{_counted(diff)}", "yellow")
             case FileStaged(file=file, source=source):
                 words = f"{file.path}, {file.bytes:,} bytes" + (f", from {source}" if source else "")
                 self._line(record, "staged", words, "blue")
+            case FileRemoved(path=path):
+                self._line(record, "removed", path, "blue")
+            case FileMoved(path=path, target=target):
+                self._line(record, "moved", f"{path} to {target}", "blue")
             case Approval(id=id, tool=tool, input=given):
                 self._line(record, "asks", f"{tool}  {brief(given)}  ({id})", "magenta")
             case Answered(allow=allow, reason=reason):
@@ -201,11 +231,16 @@ class Pretty:
 
     def _line(self, record: Record, who: str, text: str, style: str) -> None:
         self._prefix(record, who)
-        self._out.print(Line(_hanging(printable(text.strip("\n"))), style), soft_wrap=True)
+        self._out.print(Line(_hanging(printable(self._named(text.strip("\n")))), style), soft_wrap=True)
 
     def _more(self, who: str, text: str, style: str) -> None:
         self._out.print(Line(f"{'':16}{who:<9}", "dim"), end="")
-        self._out.print(Line(_hanging(printable(text)), style), soft_wrap=True)
+        self._out.print(Line(_hanging(printable(self._named(text))), style), soft_wrap=True)
+
+    def _named(self, text: str) -> str:
+        for folder, name in self._folders.items():
+            text = text.replace(folder, name)
+        return text
 
     def _prefix(self, record: Record, who: str) -> None:
         began = self._turns[record.turn][1] if record.turn in self._turns else None
@@ -217,6 +252,15 @@ class Pretty:
 def _hanging(text: str) -> str:
     """Lines after the first begin where the first one does."""
     return text.replace("\n", "\n" + " " * _MARGIN)
+
+
+def _counted(diff: str | None) -> str:
+    """How many lines came and went."""
+    if diff is None:
+        return ""
+    lines = diff.split("\n")[2:]  # behind the names of the file
+    added, gone = (sum(line.startswith(mark) for line in lines) for mark in "+-")
+    return f"  +{added} -{gone}"
 
 
 def _cut(text: str) -> str:
@@ -231,8 +275,10 @@ def _cut(text: str) -> str:
 
 def _model(call: ModelCall) -> str:
     usage = call.usage
-    words = [call.model, f"{usage.input_tokens} in ({usage.cached_tokens} cached)", f"{usage.output_tokens} out"]
-    words.append(f"cost {dollars(call.cost)}")
+    words = [call.model]
+    if call.status == "ok" or usage.input_tokens or usage.output_tokens or call.cost:
+        words += [f"{usage.input_tokens} in ({usage.cached_tokens} cached)", f"{usage.output_tokens} out"]
+        words.append(f"cost {dollars(call.cost)}")
     if call.status != "ok":
         words.insert(1, call.status + (f" ({call.http_status})" if call.http_status else ""))
     if call.error is not None:

@@ -173,7 +173,12 @@ def _folders(sessions: Sequence[Row[Any]], data_dir: str) -> Iterator[Leftover]:
     known = {SessionDirs.of(data_dir, row.key).root for row in sessions}
     for path in _entries(os.path.join(os.path.realpath(data_dir), "sessions")):
         if path not in known and not _is_young(path):
-            yield Leftover(f"folder of a deleted session: {path}", _call(shutil.rmtree, path))
+            what = (
+                "a deleted session"
+                if os.path.basename(path).startswith(".")
+                else "a session that the store does not know"
+            )
+            yield Leftover(f"folder of {what}: {path}", _call(shutil.rmtree, path))
 
 
 def _entries(folder: str) -> list[str]:

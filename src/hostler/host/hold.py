@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row
 
 from .. import keeper, ladder
 from ..keeper import KeeperError
-from ..ladder import Launched, Place, Stored
+from ..ladder import Branch, Launched, Place, Stored
 from ..program import Program
 from ..progress import Progress, advance
 from ..store import queries
@@ -29,6 +30,19 @@ from ..workspace import SessionDirs, native
 if TYPE_CHECKING:
     from ..toolserver import ToolServer
     from .local import Host
+
+_UNWRITTEN = 100  # looks, 20 ms apart, for the history of a turn that is done
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The program to run a turn with, how far it was read, and how it was reached. ``fresh``: it is in the conversation
+    of before, and the turn begins another."""
+
+    program: Program
+    progress: Progress
+    resumed: str | None
+    fresh: bool = False
 
 
 class Hold:
@@ -53,20 +67,23 @@ class Hold:
         self._epoch = 0
 
     async def reach(
-        self, place: Place, lease: Lease, running: Running, recovered: bool
-    ) -> tuple[Program, Progress, str | None] | Outcome:
-        """The program to run the turn with; or, for a turn whose program died with its host, how that ended."""
+        self, place: Place, lease: Lease, running: Running, recovered: bool, branch: Branch | None = None
+    ) -> Reached | Outcome:
+        """The program to run the turn with; or, for a turn whose program died with its host, how that ended. With
+        ``branch`` it is one that was just started in that conversation, or can begin it, unless it runs the turn already."""
         stored = await self.known(lease)
+        stays = branch is None or (branch.at is None and self._runtime.capabilities.fresh)
         program = self.program
         if (
             program is not None
+            and stays
             and program.epoch == lease.epoch
             and program.usable
             and stored.progress
             and program.fingerprint == place.fingerprint()
         ):
             self._open_route(program.token, program.tool_token, place)
-            return program, Progress.from_dict(stored.progress), self.resumed
+            return await self._stay(lease, program, Progress.from_dict(stored.progress), self.resumed, branch)
         if program is not None:
             await (self.end() if program.epoch == lease.epoch else self.let_go())
         upstream = await self._host.endpoint_path()
@@ -76,8 +93,9 @@ class Hold:
             if attached is not None:
                 self.program, progress = attached
                 mid_turn = recovered and progress.turn == running.turn
-                if mid_turn or (self.program.usable and self.program.fingerprint == place.fingerprint()):
-                    return self.program, progress, self._arrived("attached")
+                if mid_turn or (stays and self.program.usable and self.program.fingerprint == place.fingerprint()):
+                    begins = None if mid_turn else branch
+                    return await self._stay(lease, self.program, progress, self._arrived("attached"), begins)
                 await self.end()
             else:
                 self._shut(stored.program["token"], stored.program["tool_token"])
@@ -88,7 +106,7 @@ class Hold:
                 and Progress.from_dict(stored.progress).turn == running.turn
             ):
                 return self._salvage(stored, running, masker_of(place))
-        launched = await ladder.launch(stored, place)
+        launched = await ladder.launch(stored, place, branch)
         try:
             self._open_route(launched.token, launched.tool_token, place)
             await self._store_program(lease, launched)
@@ -97,7 +115,16 @@ class Hold:
             self._shut(launched.token, launched.tool_token)
             await asyncio.to_thread(keeper.destroy, launched.address)
             raise
-        return self.program, launched.progress, self._arrived(launched.resumed)
+        return Reached(self.program, launched.progress, self._arrived(launched.resumed))
+
+    async def _stay(
+        self, lease: Lease, program: Program, progress: Progress, resumed: str | None, branch: Branch | None
+    ) -> Reached:
+        if branch is not None:
+            await self._host.store.write(lambda conn: queries.set_branch(conn, lease, branch.stored()))
+            self._stored = replace(await self.known(lease), branch=branch.stored())
+            resumed = "replayed"
+        return Reached(program, progress, resumed, fresh=branch is not None)
 
     def _arrived(self, how: str | None) -> str | None:
         if not self._reached:
@@ -113,14 +140,12 @@ class Hold:
         return self._stored
 
     async def _store_program(self, lease: Lease, launched: Launched) -> None:
+        program, progress = launched.stored(), launched.progress.to_dict()
+        branch = launched.branch.stored() if launched.branch is not None else None
         await self._host.store.write(
-            lambda conn: queries.set_program(
-                conn, lease, program=launched.stored(), frame=0, progress=launched.progress.to_dict()
-            )
+            lambda conn: queries.set_program(conn, lease, program=program, frame=0, progress=progress, branch=branch)
         )
-        self._stored = replace(
-            await self.known(lease), program=launched.stored(), frame=0, progress=launched.progress.to_dict()
-        )
+        self._stored = replace(await self.known(lease), program=program, frame=0, progress=progress, branch=branch)
 
     def _salvage(self, stored: Stored, running: Running, masker: Masker) -> Outcome:
         """The end of a turn whose keeper is dead, from the log that it left on disk."""
@@ -200,8 +225,24 @@ class Hold:
         running = self._running()
         return running.stop if running is not None else None
 
-    def save_history(self, native_id: str, stored: Stored) -> dict[str, Any]:
-        return native.save(self._dirs.home, self._dirs.native, self._runtime.native_files, native_id, stored.native)
+    def save_history(self, native_id: str, stored: Stored, *, keep: bool = True) -> dict[str, Any]:
+        files = self._runtime.native_files
+        return native.save(self._dirs.home, self._dirs.native, files, native_id, stored.native, keep=keep)
+
+    def save_turn(self, stored: Stored, outcome: Outcome) -> dict[str, Any]:
+        """The history as a turn leaves it. A fork may go on using the files of the conversation that it came from; a
+        conversation that was begun afresh does not."""
+        settled = settled_by(stored, outcome)
+        fork = stored.branch is not None and stored.branch["at"] is not None
+        keep = settled.new_id == stored.new_id or fork
+        before = len((stored.native or {}).get("files", ())) if settled.new_id != stored.new_id and fork else 0
+        manifest = self.save_history(settled.native_id or settled.new_id, stored, keep=keep)
+        for _ in range(_UNWRITTEN if outcome.ended.stop_reason == "done" else 0):
+            if len(manifest["files"]) > before or not self._runtime.native_files:
+                break
+            sleep(0.02)  # it says that its first turn is over before it has written it down
+            manifest = self.save_history(settled.native_id or settled.new_id, stored, keep=keep)
+        return manifest
 
     async def evict(self) -> None:
         """End the idle program to make room for another session's."""
@@ -256,5 +297,27 @@ def masker_of(place: Place | None) -> Masker:
     return Masker([place.route.key] if place.route.key else [], Keys(place.rules.get("redact")))
 
 
+def settled_by(stored: Stored, outcome: Outcome) -> Stored:
+    """With the conversation that the session goes on with after a turn: one that it began only if it ended well."""
+    branch = stored.branch
+    if branch is None:
+        return replace(stored, native_id=outcome.native_id or stored.native_id)
+    if outcome.ended.stop_reason != "done":
+        return replace(stored, branch=None)
+    native_id = outcome.native_id or branch["native_id"]
+    return replace(stored, native_id=native_id, new_id=branch["new_id"], branch=None)
+
+
 def stored_of(row: Row[Any]) -> Stored:
-    return Stored(row.key, row.native_id, row.new_id, row.finished, row.program, row.progress, row.frame, row.native)
+    return Stored(
+        row.key,
+        row.native_id,
+        row.new_id,
+        row.finished,
+        row.program,
+        row.progress,
+        row.frame,
+        row.native,
+        row.workdir,
+        row.branch,
+    )

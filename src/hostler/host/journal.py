@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Row
 
 from ..store import Store, queries
 from ..types.events import Done, Record
@@ -106,6 +109,15 @@ class Journal:
         follower = Follower(self, session, after, turn, current=current)
         self._followers.setdefault(session, set()).add(follower)
         return follower
+
+    def follow_from(self, session: Row[Any], after: int | None) -> Follower:
+        """A reader of the whole session above ``after`` (None: from now on). Raises ValueError for a number that the
+        session has not reached."""
+        if after is not None and not 0 <= after <= session.seq:
+            raise ValueError(
+                f"Session {session.key!r} has records 1 to {session.seq}; it cannot be followed from {after}."
+            )
+        return self.follow(session.id, session.seq if after is None else after)
 
     def leave(self, follower: Follower) -> None:
         group = self._followers.get(follower.session)

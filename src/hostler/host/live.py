@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from time import sleep, time
+from time import time
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Row
@@ -45,11 +45,12 @@ from ..types.sandbox import Sandbox
 from ..workspace import SessionDirs, Watch
 from ..workspace.artifacts import Collected, Vault
 from ..workspace.roots import VIRTUAL, Roots
-from . import upkeep
+from . import transcript, upkeep
 from .errors import error_code
-from .hold import Hold, masker_of
+from .hold import Hold, masker_of, settled_by
 from .notices import prompt_of, told
 from .shelf import blobs_of, shelve
+from .transcript import Saying
 
 if TYPE_CHECKING:
     from ..toolserver import HostTool, ToolServer
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hostler")
 _TAKES_UP = 5.0  # s that a question about the turn waits for the worker
-_UNWRITTEN = 100  # looks, 20 ms apart, for the history of a turn that is done
 _LOOK = 0.05  # s between looks at the inbox while another host's turn is before ours
 
 
@@ -137,6 +137,7 @@ class LiveSession:
         reject_busy: bool,
         extra_body: Any,
         turn_id: str | None = None,
+        transcript: Mapping[str, Any] | None = None,
     ) -> StoredTurn:
         """Put a prompt into the inbox; it is safe when this returns. With the id of an accepted turn: that turn."""
         place = self._place({**self.rules, **rules}, call)  # refuse what cannot be held before anything is stored
@@ -145,8 +146,10 @@ class LiveSession:
                 f"max_cost needs a price, and none is known for the model {place.route.model!r}. Leave max_cost out, or use "
                 "a model that the gateway or the price list knows."
             )
+        self.host.check_open(self.key)
         # Whole or not at all: a caller who goes away in the middle leaves no turn that nobody serves.
-        put = self._put(place, prompt, rules, call, turn_id or self.host.new_id("turn"), reject_busy, extra_body)
+        input = {"prompt": prompt, "rules": rules, "extra_body": extra_body, **(transcript or {})}
+        put = self._put(place, input, call, turn_id or self.host.new_id("turn"), reject_busy)
         putting = self.host.spawn(put)
         self._accepting.add(putting)
         return await asyncio.shield(putting)
@@ -154,13 +157,12 @@ class LiveSession:
     async def _put(
         self,
         place: Place,
-        prompt: str,
-        rules: dict[str, Any],
+        input: dict[str, Any],
         call: Call,
         id: str,
         reject_busy: bool,
-        extra_body: Any,
     ) -> StoredTurn:
+        redacted = Keys(place.rules.get("redact")).mask(input["extra_body"])
         joins = id in self._calls
         self._calls.setdefault(id, call)
         try:
@@ -170,8 +172,8 @@ class LiveSession:
                     self.id,
                     turn=id,
                     host=self.host.id,
-                    input={"prompt": prompt, "rules": rules, "extra_body": extra_body},
-                    accepted=Accepted(Keys(place.rules.get("redact")).mask(extra_body), prompt[:200]),
+                    input=input,
+                    accepted=Accepted(redacted, input["prompt"][:200]),
                     reject_busy=reject_busy,
                     is_dead=self.host.is_dead,
                     now=time(),
@@ -320,6 +322,7 @@ class LiveSession:
         if turn.stop is not None:
             running.put(Stop(turn.stop))  # type: ignore[arg-type]
         place: Place | None = None
+        said: Saying | None = None
         if turn.stop is not None and not recovered:  # nobody wants it any more
             await self._finish(turn, lease, running, Outcome(Ended(turn.stop)), None)  # type: ignore[arg-type]
             return
@@ -329,38 +332,9 @@ class LiveSession:
             return
         try:
             place = self._place(rules, call)
-            output = held(rules.get("output"), call.output, self.options.output)
             looking = self.hold.looking = asyncio.create_task(asyncio.to_thread(self._watch.begin, turn.id))
             try:
-                reached = await self.hold.reach(place, lease, running, recovered)
-                if isinstance(reached, Outcome):
-                    outcome = reached
-                    if output is not None:
-                        end, _ = await settle(output, outcome.ended, running.events, stop=None, last=True)
-                        outcome = replace(outcome, ended=end)
-                else:
-                    program, progress, resumed = reached
-                    if not self.runtime.model_first:
-                        await looking
-                    outcome = await run_turn(
-                        running,
-                        Started(resumed, lease.epoch, recovered),
-                        program,
-                        progress,
-                        self.runtime.codec,
-                        prompt_of(turn, place, output, self._names, first=progress.frame == 0),
-                        Bounds(
-                            rules["timeout"],
-                            rules["max_turns"],
-                            rules["max_cost"],
-                            self.host.settings.approval_ttl,
-                            self.host.settings.start_timeout,
-                        ),
-                        self._journal(lease, turn.id, rules.get("trace", True)),
-                        masker_of(place),
-                        self._approver(running, turn, call),
-                        output,
-                    )
+                said, outcome = await self._speak(turn, lease, running, place, call, looking, recovered)
             finally:
                 await looking
         except (LeaseLost, StoreError, OtherVersion):
@@ -373,9 +347,61 @@ class LiveSession:
         except Exception as error:  # not foreseen: the turn gets its Done all the same, and the program is not trusted
             _log.exception("Session %s: turn %s failed inside hostler", self.key, turn.id)
             await self.hold.end()
-            said = f"hostler failed in this turn: {type(error).__name__}: {error}"
-            outcome = Outcome(Ended("error", error=ErrorInfo("internal_error", said)))
-        await self._finish(turn, lease, running, outcome, place)
+            why = f"hostler failed in this turn: {type(error).__name__}: {error}"
+            outcome = Outcome(Ended("error", error=ErrorInfo("internal_error", why)))
+        await self._finish(turn, lease, running, outcome, place, said)
+
+    async def _speak(
+        self,
+        turn: StoredTurn,
+        lease: Lease,
+        running: Running,
+        place: Place,
+        call: Call,
+        looking: asyncio.Task[None],
+        recovered: bool,
+    ) -> tuple[Saying, Outcome]:
+        """Bring the program to the conversation that the turn goes on with, and run the turn. ``looking`` sees what the
+        workspace is like before it."""
+        refused: str | None = None
+        output = held(place.rules.get("output"), call.output, self.options.output)
+        while True:
+            stored = await self.hold.known(lease)
+            said = await transcript.saying(
+                turn, self.id, stored, self.host.store, self.runtime.capabilities, self.roots, refused=refused
+            )
+            reached = await self.hold.reach(place, lease, running, recovered, said.branch)
+            if isinstance(reached, Outcome):
+                if output is not None:
+                    end, _ = await settle(output, reached.ended, running.events, stop=None, last=True)
+                    reached = replace(reached, ended=end)
+                return said, reached
+            if not self.runtime.model_first:
+                await looking
+            running.spoken = True
+            started = Started(reached.resumed, lease.epoch, recovered)
+            outcome = await run_turn(
+                running,
+                (started, *(said.notices if reached.progress.turn != turn.id else ())),
+                reached.program,
+                reached.progress,
+                self.runtime.codec,
+                prompt_of(turn, said, reached, place, output, self._names),
+                Bounds(
+                    place.rules["timeout"],
+                    place.rules["max_turns"],
+                    place.rules["max_cost"],
+                    self.host.settings.approval_ttl,
+                    self.host.settings.start_timeout,
+                ),
+                self._journal(lease, turn.id, place.rules.get("trace", True)),
+                masker_of(place),
+                self._approver(running, turn, call),
+                output,
+            )
+            if (refused := transcript.refusal(said, outcome, running.events)) is None:
+                return said, outcome
+            await self.hold.end()
 
     async def _slot(self, running: Running, recovered: bool) -> bool:
         """Wait for a slot; False when the turn was stopped before it had one. A recovered one has a program to end."""
@@ -393,7 +419,13 @@ class LiveSession:
             await asyncio.gather(taking, stopping, return_exceptions=True)
 
     async def _finish(
-        self, turn: StoredTurn, lease: Lease, running: Running, outcome: Outcome, place: Place | None
+        self,
+        turn: StoredTurn,
+        lease: Lease,
+        running: Running,
+        outcome: Outcome,
+        place: Place | None,
+        said: Saying | None = None,
     ) -> None:
         if running.stop and outcome.ended.stop_reason != "done":
             await asyncio.sleep(0.02)  # a model call that the end cut off is still to be counted
@@ -423,18 +455,23 @@ class LiveSession:
             events.append((Notice("artifact_not_kept", problem), None))
             running.events.append(events[-1])
         result = result_of(outcome.ended, running.events, files, session=self.key, turn=turn.id)
-        begun = (stored.native or {}).get("begun") or result.stop_reason == "done" or result.usage.calls > 0
+        given_up = stored.branch is not None and result.stop_reason != "done"
+        known = (stored.native or {}).get("begun")
+        begun = known or result.stop_reason == "done" or (result.usage.calls > 0 and not given_up)
         manifest = {**manifest, "begun": bool(begun)}  # there is a history, which must not be lost
         artifacts = tuple(file for file in collected.files if kept.get(file.path) != file.sha256)
-        result = replace(masker.mask(result), artifacts=artifacts)
+        result = replace(masker.mask(result), artifacts=artifacts, context=said.context if said else "native")
         after = queries.GONE
-        if outcome.progress is None:
+        if given_up:
+            pass
+        elif outcome.progress is None:
             after = queries.UNTOUCHED
         elif outcome.program_alive and program is not None:
             after = queries.read_up_to(outcome.progress.frame, outcome.progress.to_dict())
         rules = place.rules if place is not None else self.rules
         extra_body = turn.input["extra_body"]
         forget = not rules.get("trace", True) or Keys(rules.get("redact")).mask(extra_body) is not extra_body
+        forget = forget or "messages" in turn.input  # the transcript is its caller's
         stored_events = await shelve(events, blobs_of(self.dirs)) if rules.get("trace", True) else events
 
         def write(conn: Connection) -> list[Record]:
@@ -449,6 +486,8 @@ class LiveSession:
                 native_id=outcome.native_id,
                 now=time(),
             )
+            if said is not None or running.spoken:
+                transcript.note(conn, turn, said, result, running.events, outcome.ended.at)
             file_queries.keep(conn, self.id, turn.id, artifacts)
             if turn.notices and outcome.progress is not None:
                 file_queries.forget_notices(conn, self.id, turn.first)
@@ -459,19 +498,12 @@ class LiveSession:
             return records
 
         records = await self.host.store.write(write, durable=True)
-        self.hold.learn(
-            replace(
-                stored,
-                native_id=outcome.native_id or stored.native_id,
-                finished=stored.finished + 1,
-                native=manifest,
-                **{name: value for name, value in after.items() if name != "status"},
-            )
-        )
+        settled = replace(settled_by(stored, outcome), finished=stored.finished + 1, native=manifest)
+        self.hold.learn(replace(settled, **{name: value for name, value in after.items() if name != "status"}))
         self.running = None
         self.usage += result.usage
         self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
-        self.native_id = outcome.native_id or self.native_id
+        self.native_id = settled.native_id or self.native_id
         if program is not None and outcome.program_alive and outcome.progress is not None:
             with contextlib.suppress(KeeperError):  # it died after its turn: the next one finds out
                 await program.close_turn(outcome.progress.frame)
@@ -484,14 +516,7 @@ class LiveSession:
         """After the turn, in a worker thread: what changed in the workspace, the program's own history saved, and
         whether there is anything under /artifacts."""
         files = self._watch.changes()
-        native_id = outcome.native_id or stored.native_id or stored.new_id
-        manifest = self.hold.save_history(native_id, stored)
-        for _ in range(_UNWRITTEN if outcome.ended.stop_reason == "done" else 0):
-            if manifest["files"] or not self.runtime.native_files:
-                break
-            sleep(0.02)  # it says that its first turn is over before it has written it down
-            manifest = self.hold.save_history(native_id, stored)
-        return files, manifest, not self.vault.empty()
+        return files, self.hold.save_turn(stored, outcome), not self.vault.empty()
 
     async def _remember(self, running: Running, turn: StoredTurn) -> None:
         """Fill in what an earlier host journalled of this turn."""
@@ -607,13 +632,11 @@ class LiveSession:
 
     async def close(self) -> None:
         """End the turn and the program; what finished turns left stays in the store."""
-        await self._quiesce()
-        await self._end(status="closed")
+        await self._ended(status="idle" if self.rules.get("keyed") else "closed")
 
     async def stop(self) -> None:
         """End the program; the session can be resumed."""
-        await self._quiesce()
-        await self._end(status="idle")
+        await self._ended(status="idle")
 
     async def detach(self) -> None:
         """Leave the program, and a turn if one runs, to its keeper."""
@@ -631,6 +654,12 @@ class LiveSession:
 
     async def part(self) -> None:
         """This process ends: close, unless it runs a turn that is another's; that is left to who comes next."""
+        try:
+            await self._part()
+        except StoreError:
+            await self._abandon()
+
+    async def _part(self) -> None:
         worker = self._worker
         if worker is not None and not worker.done():
             with contextlib.suppress(TimeoutError):
@@ -667,6 +696,23 @@ class LiveSession:
                 await asyncio.gather(worker, return_exceptions=True)
                 await self.hold.end()
                 await self.host.give_up(self.id)  # its Done is written by whoever comes next
+
+    async def _ended(self, status: str) -> None:
+        try:
+            await self._quiesce()
+            await self._end(status)
+        except StoreError:
+            await self._abandon()
+            raise
+
+    async def _abandon(self) -> None:
+        """Nothing can be written: the program is ended all the same, and its turn is left to who comes next."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        await self.hold.end()
+        await self.host.give_up(self.id)
+        await asyncio.to_thread(self._watch.close)
 
     async def _end(self, status: str) -> None:
         lease = await self.host.store.write(

@@ -19,9 +19,9 @@ from .. import portal
 from ..endpoint import Endpoint
 from ..store import Store, approvals, queries
 from ..turn import Stop
-from ..types.errors import HarnessError
+from ..types.errors import HarnessError, SessionClosed
 from ..types.runtime import Answer
-from ..workspace import prepare
+from ..workspace import holds_sessions, prepare
 from . import retention
 from .hold import Hold
 from .identity import BEAT_EVERY, HostLock, become_unreadable, is_dead, machine_id, uptime
@@ -52,6 +52,7 @@ class Host:
         self._endpoint_dir: str | None = None
         self._starting = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.closing = False
         self._given_up: set[int] = set()  # sessions whose lease is still to be given back
 
     @classmethod
@@ -60,7 +61,7 @@ class Host:
         if Settings.read().nondumpable:
             become_unreadable()
         data_dir = await asyncio.to_thread(prepare, data_dir)
-        store = await asyncio.to_thread(Store.open, os.path.join(data_dir, "store.db"))
+        store = await asyncio.to_thread(_open_store, data_dir)
         host = cls(data_dir, store, HostLock(os.path.join(data_dir, "hosts")))
         await store.write(
             lambda conn: queries.put_host(
@@ -80,6 +81,7 @@ class Host:
 
     async def close(self) -> None:
         """Close the sessions that are still open here, and let go of the data dir."""
+        self.closing = True
         open_here = list(self.sessions.values())
         await asyncio.gather(*(live.part() for live in open_here), return_exceptions=True)
         self.sessions.clear()
@@ -107,9 +109,15 @@ class Host:
 
     def keep(self, live: LiveSession) -> LiveSession:
         """One more handle of a session in this process: the one that is in hand already, if it came first."""
+        self.check_open(live.key)
         live = self.sessions.setdefault(live.id, live)
         live.handles += 1
         return live
+
+    def check_open(self, key: str) -> None:
+        """Raise SessionClosed where nothing may begin any more: it would outlive the host."""
+        if self.closing:
+            raise SessionClosed(f"Session {key!r} cannot be used here any more: its host is closing.")
 
     def leave(self, live: LiveSession) -> None:
         """One handle less."""
@@ -198,6 +206,11 @@ class Host:
 
     async def _wishes(self, turns: list[str]) -> tuple[list[tuple[str, str]], dict[str, list[approvals.Left]]]:
         return await self.store.read(lambda conn: (queries.stops_of(conn, turns), approvals.answers_left(conn, turns)))
+
+
+def _open_store(data_dir: str) -> Store:
+    # Folders without a store that knows them are not taken for a new data dir.
+    return Store.open(os.path.join(data_dir, "store.db"), make=not holds_sessions(data_dir))
 
 
 _hosts: dict[str, Host] = {}

@@ -12,18 +12,23 @@ from ..output import Output
 from ..store.queries import Turn
 from ..types.runtime import Prompt
 from ..workspace.roots import Roots
+from .hold import Reached
+from .transcript import Saying
 
 _AT_MOST = 50  # files that are named; the agent finds the rest beside them
 
 
-def prompt_of(turn: Turn, place: Place, output: Output | None, roots: Roots | None, *, first: bool) -> Prompt:
-    """The turn's prompt for the program. ``first``: the program has just been started, and has been told nothing."""
-    text = told(turn.input["prompt"], turn.notices, roots)
-    if first and place.offered and not place.runtime.capabilities.instructions:
+def prompt_of(
+    turn: Turn, said: Saying, reached: Reached, place: Place, output: Output | None, roots: Roots | None
+) -> Prompt:
+    """The turn's prompt for the program. One that has just been started has been told nothing yet."""
+    text = told(said.text, turn.notices, roots)
+    if (reached.fresh or reached.progress.frame == 0) and place.offered and not place.runtime.capabilities.instructions:
         text = f"{text}\n\n{place.offered}"
     if output is not None and place.schema_at is None:
         text += output.ask()
-    return Prompt(turn.id, text, schema=output.schema if output is not None and place.schema_at == "prompt" else None)
+    schema = output.schema if output is not None and place.schema_at == "prompt" else None
+    return Prompt(turn.id, text, said.images, reached.fresh, schema)
 
 
 def told(prompt: str, notices: Sequence[Mapping[str, Any]], roots: Roots | None) -> str:

@@ -1,8 +1,10 @@
-"""Sessions whose time is over: those that nobody has a key of, and closed ones where the operator says for how long."""
+"""Sessions whose time is over: those that nobody has a key of; closed and keyed ones where the operator says how long."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from .. import keeper
 from ..keeper import KeeperAddress
 from ..store import Store, queries
 from ..store.queries import Expired
-from ..types.errors import SessionBusy
+from ..types.errors import HarnessError, SessionBusy
 from ..workspace import SessionDirs
 from .settings import Settings
 
@@ -37,7 +39,7 @@ async def retired(store: Store, settings: Settings) -> list[Retired]:
         lambda conn: queries.expired_sessions(conn, now - settings.ephemeral_ttl, now - settings.retention)
     )
     return [
-        Retired(row, f"{'made without a key' if row.ephemeral else 'closed'}, last used {_days(now - row.updated)} ago")
+        Retired(row, f"{'made without a key, ' if row.ephemeral else ''}last used {_days(now - row.updated)} ago")
         for row in found
         if not row.program or not keeper.alive(KeeperAddress.from_dict(row.program["address"]))
     ]
@@ -46,8 +48,8 @@ async def retired(store: Store, settings: Settings) -> list[Retired]:
 async def remove(data_dir: str, store: Store, session: Expired) -> bool:
     """Erase it with all that belongs to it, unless it was used meanwhile."""
     removed = await store.write(lambda conn: queries.delete_unused(conn, session), durable=True)
-    if removed:
-        await asyncio.to_thread(shutil.rmtree, SessionDirs.of(data_dir, session.key).root, True)
+    if removed and (aside := await asyncio.to_thread(SessionDirs.of(data_dir, session.key).set_aside)) is not None:
+        await asyncio.to_thread(shutil.rmtree, aside, True)
     return removed
 
 
@@ -56,8 +58,18 @@ async def erase(host: Host, row: Row[Any]) -> None:
     lease = await host.store.write(lambda conn: queries.claim(conn, row.id, host.id, host.is_dead))
     if lease is None:
         raise SessionBusy(f"Session {row.key!r} runs a turn in another process; cancel it first.")
-    await host.store.write(lambda conn: queries.delete_session(conn, lease), durable=True)
-    await asyncio.to_thread(shutil.rmtree, SessionDirs.of(host.data_dir, row.key).root, True)
+    dirs = SessionDirs.of(host.data_dir, row.key)
+    aside = await asyncio.to_thread(dirs.set_aside)  # first: a session that begins anew under this key has its own
+    try:
+        await host.store.write(lambda conn: queries.delete_session(conn, lease), durable=True)
+    except BaseException:
+        if aside is not None:
+            await asyncio.to_thread(os.rename, aside, dirs.root)
+        with contextlib.suppress(HarnessError):
+            await host.store.write(lambda conn: queries.release(conn, lease, row.status))
+        raise
+    if aside is not None:
+        await asyncio.to_thread(shutil.rmtree, aside, True)
 
 
 def _days(seconds: float) -> str:

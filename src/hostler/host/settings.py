@@ -17,7 +17,8 @@ class Settings:
     ``HOSTLER_START_TIMEOUT``: how long a sandbox may take to be made, and a program just started may say nothing.
     ``HOSTLER_TOOL_TIMEOUT``: how long a tool of the app may take. ``HOSTLER_NONDUMPABLE=1``: no other process of the
     same user may read this one's memory; no debugger and no core dump either. ``HOSTLER_EPHEMERAL_TTL``: how long a
-    session stays that was made without a key. ``HOSTLER_RETENTION``: how long a closed one stays (default: for ever).
+    session stays that was made without a key. ``HOSTLER_RETENTION``: how long a closed one, and one under an app's key
+    that nobody uses, stays (default: for ever).
     ``HOSTLER_ARTIFACT_LIMIT``: bytes of new artifacts that are kept after one turn."""
 
     park_ttl: float = 900.0

@@ -26,6 +26,11 @@ class Slots:
         self._door = asyncio.Lock()  # a fair one: first come, first served
         self._changed = asyncio.Event()
 
+    def resize(self, limit: int) -> None:
+        """At most ``limit`` programs from now on; those that run are let be, idle ones make room as turns need it."""
+        self._limit = limit
+        self._changed.set()
+
     async def take(self, occupant: Occupant) -> None:
         """Wait for a slot for a turn of this session; its own idle program has one already, unless others wait."""
         while (evicting := self._evicting.get(occupant)) is not None:

@@ -52,12 +52,10 @@ class KeeperAddress:
 @dataclass(frozen=True)
 class Hello:
     """What the keeper says at attach: frames ``first`` up to before ``next`` are in its log; ``exited`` is the program's
-    exit code if it has ended; ``inputs`` counts what the program was given."""
+    exit code if it has ended."""
 
     epoch: int
     first: int
     next: int
     exited: int | None
     pid: int
-    turn_open: bool
-    inputs: int

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
-from ..types.events import FileStaged, Record
+from ..types.events import FileMoved, FileRemoved, FileStaged, Record
 from ..types.result import FileRef
 from . import queries
 from .schema import artifacts, sessions, turns
@@ -20,7 +20,7 @@ def stage(conn: Connection, session: int, staged: FileStaged, *, mark: bool, not
     """Journal a file that was written, with the turn that runs at this moment. No lease is needed: the number comes
     from the session's row, which gives each only once."""
     row = queries.get_session(conn, session)
-    values: dict[str, Any] = {"seq": row.seq + 1, "updated": now}
+    values: dict[str, Any] = {}
     file = staged.file
     if notice:
         others = [told for told in row.notices if told["file"]["path"] != file.path]
@@ -31,11 +31,40 @@ def stage(conn: Connection, session: int, staged: FileStaged, *, mark: bool, not
     if mark or file.path in row.marked:
         marked = {path: kind for path, kind in row.marked.items() if path != file.path}
         values["marked"] = {**marked, file.path: file.media_type} if mark else marked
-    conn.execute(update(sessions).where(sessions.c.id == session).values(values))
+    return _journal(conn, row, staged, values, now)
+
+
+def unstage(conn: Connection, session: int, event: FileRemoved | FileMoved, now: float) -> list[Record]:
+    """Journal that what was at a path is gone from there, or is elsewhere now, and what was to be said or kept of it."""
+    row = queries.get_session(conn, session)
+    target = event.target if isinstance(event, FileMoved) else None
+
+    def now_at(path: str) -> str | None:
+        if path == event.path or path.startswith(event.path + "/"):
+            return None if target is None else target + path[len(event.path) :]
+        return None if path == target else path  # what was there has been replaced
+
+    notices = [
+        {**notice, "file": {**notice["file"], "path": path}}
+        for notice in row.notices
+        if (path := now_at(notice["file"]["path"])) is not None
+    ]
+    marked = {path: kind for old, kind in row.marked.items() if (path := now_at(old)) is not None}
+    return _journal(conn, row, event, {"notices": notices, "marked": marked}, now)
+
+
+def _journal(
+    conn: Connection,
+    row: Row[Any],
+    event: FileStaged | FileRemoved | FileMoved,
+    values: dict[str, Any],
+    now: float,
+) -> list[Record]:
+    conn.execute(update(sessions).where(sessions.c.id == row.id).values(seq=row.seq + 1, updated=now, **values))
     running = conn.execute(
-        select(turns.c.id).where(turns.c.session == session, turns.c.status == "running").limit(1)
+        select(turns.c.id).where(turns.c.session == row.id, turns.c.status == "running").limit(1)
     ).scalar()
-    return queries.write_records(conn, row.key, session, row.seq, running, [(staged, None)], now)
+    return queries.write_records(conn, row.key, row.id, row.seq, running, [(event, None)], now)
 
 
 def forget_notices(conn: Connection, session: int, before: int) -> None:

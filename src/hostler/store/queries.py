@@ -15,7 +15,7 @@ from sqlalchemy import JSON, Connection, Row, and_, bindparam, delete, func, ins
 from ..types.errors import LeaseLost, OptionsMismatch, SessionBusy, SessionLost
 from ..types.events import Accepted, Done, Event, Record, event_from_dict, event_to_dict, result_to_dict
 from ..types.result import Result, Usage
-from .schema import artifacts, hosts, records, sessions, turns
+from .schema import artifacts, attached, hosts, records, sessions, spoken, turns
 
 OPEN = ("queued", "running")
 NOBODY = ""  # the owner of a turn whose host has left
@@ -159,6 +159,8 @@ def delete_session(conn: Connection, lease: Lease) -> None:
 def _erase(conn: Connection, session: int) -> None:
     for table, column in (
         (artifacts, artifacts.c.session),
+        (attached, attached.c.session),
+        (spoken, spoken.c.session),
         (records, records.c.session),
         (turns, turns.c.session),
         (sessions, sessions.c.id),
@@ -184,10 +186,14 @@ _UNUSED = select(sessions.c.id, sessions.c.key, sessions.c.ephemeral, sessions.c
 
 
 def expired_sessions(conn: Connection, ephemeral_before: float, closed_before: float) -> list[Expired]:
-    """Sessions without a turn, accepted or running, that were last used before these times."""
+    """Sessions without a turn, accepted or running, that were last used before these times: those without a key; those
+    that are closed, and those that only a key of the app's leads to."""
     old = or_(
         and_(sessions.c.ephemeral, sessions.c.updated < ephemeral_before),
-        and_(sessions.c.status == "closed", sessions.c.updated < closed_before),
+        and_(
+            or_(sessions.c.status == "closed", sessions.c.rules["keyed"].as_boolean()),
+            sessions.c.updated < closed_before,
+        ),
     )
     return [Expired(*row) for row in conn.execute(_UNUSED.where(old).order_by(sessions.c.id))]
 
@@ -317,7 +323,7 @@ def accept(
     """Put an input into the inbox; when nothing is before it and the lease is free, it is claimed in the same step."""
     row = get_session(conn, session)
     if (known := get_turn(conn, turn)) is not None:  # the same run_id again
-        if known.session != session or known.input not in (input, digest(input)):
+        if known.session != session or (known.input != input and digest(known.input) != digest(input)):
             raise OptionsMismatch(f"This run_id was used for something else in session {known.key!r}.")
         return known, None, []
     waiting = conn.execute(_WAITING, {"s": session}).scalar_one()
@@ -345,8 +351,11 @@ def accept(
 
 
 def digest(input: dict[str, Any]) -> dict[str, Any]:
-    """What stays of an input that is to be forgotten: enough to know it again."""
-    return {"sha256": hashlib.sha256(json.dumps(input, sort_keys=True).encode()).hexdigest()}
+    """What stays of an input that is to be forgotten: enough to know it again. ``call`` in it names what its caller said,
+    when the rest may differ from one time to the next."""
+    if "sha256" in input:
+        return input
+    return {"sha256": input.get("call") or hashlib.sha256(json.dumps(input, sort_keys=True).encode()).hexdigest()}
 
 
 def next_turn(conn: Connection, session: int, host: str, is_dead: IsDead) -> tuple[Turn, Lease | None] | None:
@@ -444,8 +453,25 @@ def append(
 
 
 def _named(conn: Connection, lease: Lease, native_id: str) -> dict[str, Any]:
-    known = _held(conn, lease).native_ids
-    return {"native_id": native_id, "native_ids": known if native_id in known else [*known, native_id]}
+    row = _held(conn, lease)
+    if row.branch is not None:  # not the session's own before its turn is done
+        return {"branch": {**row.branch, "native_id": native_id}}
+    return {"native_id": native_id, "native_ids": _with(row.native_ids, native_id)}
+
+
+def _with(known: list[str], *ids: str) -> list[str]:
+    return [*known, *(id for id in dict.fromkeys(ids) if id not in known)]
+
+
+def _branched(row: Row[Any], result: Result, native_id: str | None) -> dict[str, Any]:
+    """The end of a turn that began a conversation: the session goes on with that one if the turn is done, else with the
+    one that it had."""
+    values: dict[str, Any] = {"branch": None}
+    if result.stop_reason == "done":
+        new_id, native_id = row.branch["new_id"], native_id or row.branch.get("native_id")
+        ids = _with(row.native_ids, new_id, *([native_id] if native_id else []))
+        values |= {"new_id": new_id, "native_id": native_id, "native_ids": ids}
+    return values
 
 
 def note(conn: Connection, lease: Lease, *, turn: str | None, events: Sequence[Writable], now: float) -> list[Record]:
@@ -461,13 +487,20 @@ def set_program(
     frame: int,
     progress: dict[str, Any] | None,
     native: dict[str, Any] | None = None,
+    branch: dict[str, Any] | None = None,
 ) -> None:
     """Say which live program the session has (its keeper's address), or that it has none; maybe what was saved of its
-    history then."""
-    values: dict[str, Any] = {"program": program, "frame": frame, "progress": progress}
+    history then. ``branch``: it is in a new conversation (``new_id``), which is the running turn's until that is done."""
+    values: dict[str, Any] = {"program": program, "frame": frame, "progress": progress, "branch": branch}
     if native is not None:
         values["native"] = native
     if not conn.execute(_of(lease).values(status="live" if program else "idle", **values)).rowcount:
+        _held(conn, lease)
+
+
+def set_branch(conn: Connection, lease: Lease, branch: dict[str, Any]) -> None:
+    """The running turn begins a conversation in the live program."""
+    if not conn.execute(_of(lease).values(branch=branch)).rowcount:
         _held(conn, lease)
 
 
@@ -512,7 +545,9 @@ def finish(
     }
     if native is not None:
         values["native"] = native
-    if native_id is not None:
+    if row.branch is not None:
+        values |= _branched(row, result, native_id)
+    elif native_id is not None:
         values |= _named(conn, lease, native_id)
     written = _advance(conn, lease, turn, [*events, (Done(replace(result, events=())), None)], values, now)
     conn.execute(_FINISHED, {"t": turn, "result_": result_to_dict(result)})

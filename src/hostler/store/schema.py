@@ -22,7 +22,7 @@ from sqlalchemy import (
 
 from ..types.errors import StoreError
 
-VERSION = 2
+VERSION = 3
 
 metadata = MetaData()
 
@@ -74,6 +74,7 @@ sessions = Table(
     Column("notices", JSON, nullable=False, default=list),  # files that the agent is still to be told of
     Column("marked", JSON, nullable=False, default=dict),  # staged files that are artifacts, with their media types
     Column("always", JSON, nullable=False, default=dict, server_default="{}"),  # questions answered for good, and how
+    Column("branch", JSON),  # the conversation that the running turn begins; the session's own once that turn is done
     sqlite_autoincrement=True,  # the id of a deleted session is never another's: a process may still hold the old one
 )
 
@@ -122,10 +123,42 @@ artifacts = Table(
     Index("artifacts_of", "session", "path"),
 )
 
+# What the native conversation holds, to recognise the caller's transcript by: a row for each turn, numbered as the
+# turn's first record. ``at`` is the program's name for the place after the turn; without ``sure`` nobody knows what the
+# conversation holds from that turn on.
+spoken = Table(
+    "spoken",
+    metadata,
+    Column("session", Integer, ForeignKey("sessions.id"), primary_key=True, autoincrement=False),
+    Column("first", Integer, primary_key=True, autoincrement=False),
+    Column("entries", JSON, nullable=False),
+    Column("at", String),
+    Column("sure", Boolean, nullable=False),
+)
 
-def migrate(conn: Connection) -> None:
-    """Bring the database to this version. Raises StoreError when it is newer or not hostler's."""
+# Files of messages that were put into the workspace, and what was put there.
+attached = Table(
+    "attached",
+    metadata,
+    Column("session", Integer, ForeignKey("sessions.id"), primary_key=True, autoincrement=False),
+    Column("path", String, primary_key=True),
+    Column("content", String, nullable=False),
+    Column("file", JSON, nullable=False),
+)
+
+
+LOST = (
+    "it is empty, or not there, and beside it are the folders of sessions, which it should know. Put it back from a copy, "
+    "together with its -wal file; or move the folder 'sessions' elsewhere to begin anew"
+)
+
+
+def migrate(conn: Connection, *, make: bool = True) -> None:
+    """Bring the database to this version; with ``make=False`` not an empty one. Raises StoreError when it is newer or not
+    hostler's."""
     names = set(inspect(conn).get_table_names())
+    if not names and not make:
+        raise StoreError(LOST)
     if not names:
         metadata.create_all(conn)
         conn.execute(meta.insert(), {"name": "version", "value": str(VERSION)})
@@ -149,5 +182,12 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
     2: (
         "ALTER TABLE turns ADD COLUMN answers JSON",
         "ALTER TABLE sessions ADD COLUMN always JSON NOT NULL DEFAULT '{}'",
+    ),
+    3: (
+        "ALTER TABLE sessions ADD COLUMN branch JSON",
+        'CREATE TABLE spoken (session INTEGER NOT NULL REFERENCES sessions (id), "first" INTEGER NOT NULL, '
+        'entries JSON NOT NULL, "at" VARCHAR, sure BOOLEAN NOT NULL, PRIMARY KEY (session, "first"))',
+        "CREATE TABLE attached (session INTEGER NOT NULL REFERENCES sessions (id), path VARCHAR NOT NULL, "
+        "content VARCHAR NOT NULL, file JSON NOT NULL, PRIMARY KEY (session, path))",
     ),
 }

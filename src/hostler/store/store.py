@@ -17,7 +17,8 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from ..types.errors import StoreError
-from .schema import migrate
+from .schema import LOST, migrate
+from .wal import is_damaged
 
 T = TypeVar("T")
 Job = Callable[[Connection], Any]
@@ -52,13 +53,21 @@ class Store:
         self._pid = os.getpid()
 
     @classmethod
-    def open(cls, path: str) -> Store:
-        """Open or make the SQLite database at ``path``. Raises StoreError; the file is left as it was."""
+    def open(cls, path: str, *, make: bool = True) -> Store:
+        """Open or make the SQLite database at ``path``; with ``make=False`` one that holds nothing is not filled. Raises
+        StoreError; the file is left as it was."""
         try:
+            if is_damaged(path + "-wal"):
+                raise StoreError(
+                    f"its log {path}-wal is damaged, and with it what was written last. Put both files back from a copy, or "
+                    "remove the log to go on with what the store holds without it"
+                )
+            if not make and (not os.path.exists(path) or not os.path.getsize(path)):
+                raise StoreError(LOST)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             engine = _sqlite(path)
             with engine.begin() as conn:
-                migrate(conn)
+                migrate(conn, make=make)
         except StoreError as error:
             raise StoreError(f"Cannot use the store {path}: {error}. Nothing was changed.") from None
         except (OSError, DatabaseError, ValueError) as error:
@@ -218,7 +227,7 @@ def _synchronous(conn: Connection, full: bool) -> None:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, OperationalError) and "full" in str(error.orig):
-        return "the disk is full"
+        return "the disk is full. Make room and call again; what was accepted goes on by itself"
     if isinstance(error, DatabaseError):
         return str(error.orig)
     return str(error)

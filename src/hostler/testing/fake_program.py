@@ -4,8 +4,9 @@ Two ways in, one vocabulary of steps:
 
 - ``fake_program.py SCRIPT.json`` runs the list of steps in the file (or in the environment variable
   ``FAKE_PROGRAM_SCRIPT`` when no file is named) and exits.
-- ``fake_program.py --agent --home DIR (--session ID | --resume ID) ...`` is an agent program on stdio. A prompt that is
-  a JSON list of steps, or has one on a line of its own, is played; any other prompt is answered ``You said: ...``.
+- ``fake_program.py --agent --home DIR (--session ID | --resume ID [--fork-at N --session ID]) ...`` is an agent program
+  on stdio. A prompt that is a JSON list of steps, or has one on a line of its own (the last one counts), is played; any
+  other prompt is answered ``You said: ...``.
 
 Lines in: ``{"op": "hello"}``, ``{"op": "prompt", "turn", "text", "images"}``, ``{"op": "steer", "text"}``, ``{"op":
 "answer", "id", "allow", "reason"}``, ``{"op": "interrupt"}``. Lines out: ``{"ev": ...}`` with ``ready lost step text
@@ -428,16 +429,24 @@ class Player:
 def agent(options: dict[str, Any]) -> int:
     """One session on stdio until stdin ends."""
     folder = os.path.join(options["home"], ".fake")
-    session = options.get("resume") or options["session"]
+    source, at = options.get("resume"), options.get("fork_at")
+    session = options["session"] if at else source or options["session"]
     path = os.path.join(folder, f"{session}.jsonl")
     memory: list[str] = []
-    if options.get("resume"):
-        try:
-            memory = [m["content"] for m in read_session(path) if m["role"] == "user"]
-        except FileNotFoundError:
-            write_line({"ev": "lost", "session": session})
-            return 1
     os.makedirs(folder, exist_ok=True)
+    if source:
+        try:
+            messages = read_session(os.path.join(folder, f"{source}.jsonl"))
+        except FileNotFoundError:
+            messages = []
+        if not messages or (at and int(at) > len(messages)):
+            write_line({"ev": "lost", "session": source})
+            return 1
+        if at:
+            messages = messages[: int(at)]
+            for message in messages:
+                remember(path, message["role"], message["content"])
+        memory = [m["content"] for m in messages if m["role"] == "user"]
     inbox = Inbox()
     player = Player(inbox, options, memory)
     greeted = False
@@ -469,13 +478,12 @@ def turn(prompt: dict[str, Any], player: Player, path: str) -> None:
     text = "".join(player.said)
     player.memory.append(prompt["text"])
     remember(path, "assistant", text)
-    write_line(
-        {"ev": "end", "turn": prompt["turn"], "stop": stop, "text": text, "output": player.output, "error": error}
-    )
+    end = {"stop": stop, "text": text, "output": player.output, "error": error, "at": str(len(read_session(path)))}
+    write_line({"ev": "end", "turn": prompt["turn"], **end})
 
 
 def steps_of(text: str) -> list[Step]:
-    for part in (text, *text.splitlines()):
+    for part in (text, *reversed(text.splitlines())):
         if part.lstrip().startswith("["):
             try:
                 return list(json.loads(part))

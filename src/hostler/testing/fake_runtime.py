@@ -54,7 +54,12 @@ class FakeCodec:
     version = 1
 
     def start(self, ctx: LaunchContext) -> Folded:
-        state: CodecState = {"id": ctx.resume or ctx.new_id, "turn": None, "interrupts": 0, "asks": {}}
+        state: CodecState = {
+            "id": ctx.new_id if ctx.fork_at else ctx.resume or ctx.new_id,
+            "turn": None,
+            "interrupts": 0,
+            "asks": {},
+        }
         return Folded(state, sends=(_send("hello", {"op": "hello"}),))
 
     def fold(self, state: CodecState, item: Frame | ModelCall) -> Folded:
@@ -107,6 +112,8 @@ class FakeRuntime:
         allow_deny=True,
         max_turns=True,
         effort=True,
+        images=True,
+        fork=True,
     )
     codec = FakeCodec()
     native_files = (NativeFile(".fake/{id}.jsonl", "jsonl"),)
@@ -115,6 +122,7 @@ class FakeRuntime:
     project_instructions: tuple[str, ...] = ()
     model_first: bool = False
     project_code: tuple[str, ...] = ()
+    tool_names: frozenset[str] | None = None
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         return tuple(options.get("program") or (sys.executable, "-I", "-S", "-E", fake_program.__file__))
@@ -126,6 +134,7 @@ class FakeRuntime:
             "model-url": ctx.model_url,
             "session": ctx.new_id or "fake",
             "resume": ctx.resume,
+            "fork-at": ctx.fork_at,
             "tool-url": ctx.tool_url,
         }
         argv = [*ctx.program, "--agent"]
@@ -200,7 +209,7 @@ def _event(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[Codec
             return state, [Notice("late_end", f"The fake program ended turn {m['turn']} once more.")]
         case "end":
             error = ErrorInfo(**m["error"]) if m["error"] else None
-            ended = Ended(m["stop"], m["text"], m["output"], error)
+            ended = Ended(m["stop"], m["text"], m["output"], error, m["at"])
             return {**state, "turn": None, "asks": {}}, [ended]
     if event is None:
         return state, []

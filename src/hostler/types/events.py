@@ -132,7 +132,8 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The turn has the session's lease. ``resumed`` says how its program was reached: attached, native, or None (new)."""
+    """The turn has the session's lease. ``resumed`` says how its program was reached: attached, native, replayed (a new
+    conversation that is told the transcript), or None (new)."""
 
     resumed: str | None
     epoch: int
@@ -179,6 +180,21 @@ class FileStaged:
 
 
 @dataclass(frozen=True, slots=True)
+class FileRemoved:
+    """The app removed a file, a link, or a folder with all that was in it."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileMoved:
+    """The app renamed a file, a link or a folder to ``target``."""
+
+    path: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallbackFailed:
     """A callback of the app raised or timed out; the turn went on."""
 
@@ -186,7 +202,9 @@ class CallbackFailed:
     message: str
 
 
-HostEvent: TypeAlias = Accepted | Started | ModelCall | Answered | CancelRequested | FileStaged | CallbackFailed
+HostEvent: TypeAlias = (
+    Accepted | Started | ModelCall | Answered | CancelRequested | FileStaged | FileRemoved | FileMoved | CallbackFailed
+)
 Event: TypeAlias = TurnEvent | HostEvent
 
 
@@ -224,6 +242,8 @@ _HOST_EVENTS: dict[str, type[Any]] = {
     "answered": Answered,
     "cancel_requested": CancelRequested,
     "file_staged": FileStaged,
+    "file_removed": FileRemoved,
+    "file_moved": FileMoved,
     "callback_failed": CallbackFailed,
 }
 _BY_NAME = {**_TURN_EVENTS, **_HOST_EVENTS}

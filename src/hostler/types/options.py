@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from .events import Record
+from .events import Approval, Record
 from .runtime import Permissions
 
 OnBusy = Literal["queue", "reject", "interrupt", "steer"]
@@ -35,7 +35,8 @@ class OptionsDict(TypedDict, total=False):
     permissions: Permissions
     allow: Sequence[str]
     deny: Sequence[str]
-    on_approval: Callable[[Any], Any] | None
+    on_approval: Callable[[Approval], Any] | None
+    """Called with each question; True (also awaited) allows. It wants to be given again when the session is resumed."""
     output: Any
     """The type of the answer (pydantic model, dataclass, TypedDict, ``list[Item]``, ...) or a JSON Schema as a dict."""
     max_turns: int | None
@@ -52,6 +53,15 @@ class OptionsDict(TypedDict, total=False):
     on_busy: OnBusy
     on_event: Callable[[Record], Any] | None
     state_dir: str | None
+
+
+class HarnessOptions(OptionsDict, total=False):
+    """The keyword arguments of `create_harness`: `OptionsDict`, of which ``state_dir`` is the host's, and what only a
+    harness has."""
+
+    input_types: Mapping[str, Any]
+    fetch: Callable[[str], Any] | None
+    persistent_dirs: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ class Options:
     permissions: Permissions = "full"
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
-    on_approval: Callable[[Any], Any] | None = None
+    on_approval: Callable[[Approval], Any] | None = None
     output: Any = None
     max_turns: int | None = None
     max_cost: float | None = None
@@ -126,6 +136,9 @@ class Options:
                 if isinstance(values[name], str):
                     raise TypeError(f"{name} takes a list, not a string: {name}=[{values[name]!r}].")
                 values[name] = tuple(values[name] or ())
+        for name in ("disable_tools", "allow", "deny"):
+            if not all(isinstance(rule, str) for rule in values.get(name, ())):
+                raise TypeError(f"{name} takes a list of strings, not {values[name]!r}.")
         if values.get("redact") is not None:
             if isinstance(values["redact"], str) or not all(isinstance(key, str) and key for key in values["redact"]):
                 raise TypeError("redact takes a list of keys: redact=['password'].")

@@ -65,7 +65,9 @@ Permissions: TypeAlias = Literal["full", "read-only", "edit", "ask"]
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a program can do under hostler; the sheet that `agent_capabilities` gives.
+    """What a program can do under hostler; the sheet that `agent_capabilities` gives. ``fork``: a conversation can be
+    gone on with from the end of any of its turns. ``fresh``: a program that runs can begin another conversation. ``images``:
+    pictures are given to the model, not only their paths.
 
     Every program can be given ``output=`` and ``skills=``. ``output``: ``"schema"`` when the program has a way of its own
     to hold its model to one, ``"prompt"`` when it is asked in words; the answer is checked in either case. ``skills``:
@@ -87,6 +89,7 @@ class Capabilities:
     images: bool = False
     skills: Literal["native", "prompt"] = "prompt"
     fork: bool = False
+    fresh: bool = False
     repeats_cut_calls: bool = True
 
 
@@ -96,11 +99,13 @@ class NativeFile:
 
     ``pattern`` is a glob (``*`` within a name, ``**`` over folders) in which ``{id}`` stands for the native id.
     ``kind``: ``jsonl`` is a text file that only grows line by line (a torn last line may be dropped), ``file`` is
-    copied whole, ``sqlite`` is copied with SQLite's own backup.
+    copied whole, ``sqlite`` is copied with SQLite's own backup. ``moved`` is the SQL that tells a database of a session's
+    new working directory, ``:workdir``, where the program would not find the conversation otherwise.
     """
 
     pattern: str
     kind: Literal["jsonl", "file", "sqlite"] = "file"
+    moved: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,8 @@ class LaunchContext:
     """All that a runtime may use to decide how its program is started. Paths are as the program sees them.
 
     ``model`` is the name to ask for at ``model_url`` (scheme, host and port, no path) with ``token`` as the key.
-    ``resume`` is the native id of the conversation to go on with, or None for a new one. ``tool_url`` and
+    ``resume`` is the native id of the conversation to go on with, or None for a new one. With ``fork_at`` (an `Ended.at`
+    of that conversation) it stays as it is, and a new one begins that holds it up to there. ``tool_url`` and
     ``tool_token`` are set when the host offers tools by streamable-HTTP MCP. ``files_dir`` is a private folder for files that
     ``argv`` refers to. ``new_id`` is a fresh uuid that a program which takes one may give to a new conversation.
     ``artifacts`` is the folder for results, which with ``permissions="edit"`` may be written as the workspace may.
@@ -142,6 +148,7 @@ class LaunchContext:
     new_id: str | None = None
     artifacts: str | None = None
     skills: str | None = None
+    fork_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +187,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Begin a turn. ``images`` are (media type, base64 data). ``schema`` is set when the runtime takes it with each
-    prompt (see `Runtime.takes_schema`)."""
+    """Begin a turn. ``images`` are (media type, base64 data). ``fresh``: in a new conversation, which begins with it; only
+    a program that is capable of it is told so. ``schema`` is set when the runtime takes it with each prompt (see
+    `Runtime.takes_schema`)."""
 
     turn: str
     text: str
     images: tuple[tuple[str, str], ...] = ()
+    fresh: bool = False
     schema: Mapping[str, Any] | None = None
 
 
@@ -209,7 +218,6 @@ class Answer:
     id: str
     allow: bool
     reason: str | None = None
-    always: bool = False
 
 
 Command: TypeAlias = Prompt | Interrupt | Steer | Answer
@@ -217,12 +225,14 @@ Command: TypeAlias = Prompt | Interrupt | Steer | Answer
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The program's own word that its turn is over. ``text`` is the final answer (None: take the streamed text)."""
+    """The program's own word that its turn is over. ``text`` is the final answer (None: take the streamed text), ``at``
+    the program's name for this place in its conversation, where it can fork it."""
 
     stop_reason: StopReason = "done"
     text: str | None = None
     output: Any = None
     error: ErrorInfo | None = None
+    at: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +314,7 @@ class Runtime(Protocol):
     project_instructions: tuple[str, ...]  # files of the workspace that the program does not read itself
     model_first: bool  # it touches nothing in the workspace before its model has answered
     project_code: tuple[str, ...]  # folders of the workspace from which the program runs code at its start, unasked
+    tool_names: frozenset[str] | None  # what allow, deny and disable_tools may name; None: only the program knows
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         """The command that starts the program (see `hostler.runtimes.programs`). Raises HarnessInstallFailed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import native
 from .confined import Root, Writer
-from .layout import SessionDirs, Workspace, check_apart, prepare
+from .layout import SessionDirs, Workspace, check_apart, holds_sessions, prepare
 from .watch import Watch
 
-__all__ = ["Root", "SessionDirs", "Watch", "Workspace", "Writer", "check_apart", "native", "prepare"]
+__all__ = ["Root", "SessionDirs", "Watch", "Workspace", "Writer", "check_apart", "holds_sessions", "native", "prepare"]

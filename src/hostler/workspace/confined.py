@@ -136,17 +136,6 @@ class Root:
                     entries.append(FileEntry(prefix + item.name, kind_of(info.st_mode), info.st_size))
         return sorted(entries, key=lambda entry: entry.path)
 
-    def walk(self, path: str = ".") -> Iterator[FileEntry]:
-        """Every entry below a directory, parents first. What vanishes or cannot be read meanwhile is left out."""
-        pending = [path]
-        while pending:
-            try:
-                entries = self.listdir(pending.pop())
-            except (OSError, PathError):
-                continue
-            yield from entries
-            pending += [entry.path for entry in reversed(entries) if entry.kind == "directory"]
-
     # ---- changing
 
     def create(self, path: str, mode: int | None = None) -> Writer:
@@ -159,11 +148,6 @@ class Root:
             for chunk in (chunks,) if isinstance(chunks, (bytes, bytearray, memoryview)) else chunks:
                 writer.write(chunk)
             return writer.commit()
-
-    def mkdirs(self, path: str) -> None:
-        """Make a directory and its missing parents."""
-        with self._directory(path, split(path, self.virtual), _PASS, make=True):
-            pass
 
     def remove(self, path: str) -> None:
         """Remove a file, a link (never what it points to) or a directory with all that is in it."""

@@ -1,4 +1,4 @@
-"""The state of a file of JSON lines that a program may have died in the middle of writing."""
+"""The state of a file of JSON lines that a program may have died in the middle of writing, in constant memory."""
 
 from __future__ import annotations
 
@@ -7,34 +7,41 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 _CHUNK = 1 << 16
+_PARSED = 1 << 24  # bytes of a last line that are parsed; of a longer one only the outside is looked at
 
 
 def whole(file: BinaryIO, size: int) -> tuple[int, bool]:
     """How many of the first ``size`` bytes are whole records, and whether the last of them lacks its newline."""
-    start, last = _last_line(file, size)
-    if not last:
+    start = _last_line(file, size)
+    if start == size:
         return size, False
-    return (size, True) if _is_record(last) else (start, False)
+    return (size, True) if _is_record(file, start, size) else (start, False)
 
 
 def is_sound(file: BinaryIO, start: int, end: int) -> bool:
     """Whether the bytes from ``start`` to ``end`` are records and nothing else, at least one."""
-    file.seek(start)
     found = False
-    while file.tell() < end and (line := file.readline()):
-        if line.strip():
-            if not _looks_whole(line):
-                return False
-            found = True
+    for _, _, good in _lines(file, start, end):
+        if good is False:
+            return False
+        found = found or good is True
     return found
 
 
 def records(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The whole records among the first ``size`` bytes, each with its newline; what is between them is left out."""
-    file.seek(0)
-    while file.tell() < size and (line := file.readline()):
-        if _looks_whole(line):
-            yield line if line.endswith(b"\n") else line + b"\n"
+    """The whole records among the first ``size`` bytes, each with its newline, in pieces of any length; what is between
+    them is left out."""
+    begin = 0
+    for start, end, good in _lines(file, 0, size):
+        if not good:
+            yield from chunks(file, begin, start)
+            begin = end
+    if begin < size:
+        last = b""
+        for last in chunks(file, begin, size):
+            yield last
+        if not last.endswith(b"\n"):
+            yield b"\n"
 
 
 def chunks(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
@@ -49,29 +56,56 @@ def chunks(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
         yield chunk
 
 
-def _last_line(file: BinaryIO, size: int) -> tuple[int, bytes]:
-    """What follows the last newline, and where it begins."""
-    tail = b""
+def _lines(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, bool | None]]:
+    """Where each line begins and ends, its newline included, and whether it looks whole; None for an empty one.
+
+    Only the outside is looked at: to parse 25 MB would keep every resume waiting. NULs are what a power cut leaves."""
+    at = begin = start
+    first = last = b""
+    torn = False
+    while at < end:
+        file.seek(at)  # whoever takes the lines may read between them
+        chunk = file.read(min(_CHUNK, end - at))
+        if not chunk:
+            break
+        done = 0
+        while True:
+            newline = chunk.find(b"\n", done)
+            piece = chunk[done : newline if newline >= 0 else len(chunk)]
+            if inside := piece.strip():
+                first, last = first or inside[:1], inside[-1:]
+                torn = torn or b"\0" in piece
+            if newline < 0:
+                break
+            done = newline + 1
+            yield begin, at + done, _looks_whole(first, last, torn)
+            begin, first, last, torn = at + done, b"", b"", False
+        at += len(chunk)
+    if begin < at:
+        yield begin, at, _looks_whole(first, last, torn)
+
+
+def _looks_whole(first: bytes, last: bytes, torn: bool) -> bool | None:
+    return (first == b"{" and last == b"}" and not torn) if first else None
+
+
+def _last_line(file: BinaryIO, size: int) -> int:
+    """Where what follows the last newline begins."""
     start = size
     while start:
         step = min(start, _CHUNK)
         file.seek(start - step)
-        chunk = file.read(step)
-        if (at := chunk.rfind(b"\n")) >= 0:
-            return start - step + at + 1, chunk[at + 1 :] + tail
-        tail = chunk + tail
+        if (at := file.read(step).rfind(b"\n")) >= 0:
+            return start - step + at + 1
         start -= step
-    return 0, tail
+    return 0
 
 
-def _looks_whole(line: bytes) -> bool:
-    """Only the outside is looked at: to parse 25 MB would keep every resume waiting. NULs are what a power cut leaves."""
-    line = line.strip()
-    return line.startswith(b"{") and line.endswith(b"}") and b"\0" not in line
-
-
-def _is_record(line: bytes) -> bool:
+def _is_record(file: BinaryIO, start: int, end: int) -> bool:
+    if end - start > _PARSED:
+        return all(good for _, _, good in _lines(file, start, end))
+    file.seek(start)
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(json.loads(file.read(end - start)), dict)
     except (ValueError, RecursionError):
         return False

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,11 +72,42 @@ class SessionDirs:
         for folder in (self.root, *(getattr(self, name) for name in _FOLDERS)):
             make_folder(folder)
 
+    @property
+    def used(self) -> bool:
+        """Whether a program of the session has been here."""
+        return any(_has_entries(folder) for folder in (self.home, self.native, self.private))
+
+    def set_aside(self) -> str | None:
+        """Give the folders of a session that is to be erased another name, so that its key has none; that name."""
+        above, name = os.path.split(self.root)
+        aside = os.path.join(above, f".{secrets.token_hex(4)}-{name}")
+        try:
+            os.rename(self.root, aside)
+        except FileNotFoundError:
+            return None
+        return aside
+
     def workspace(self, workdir: str | None = None) -> Workspace:
         """What the agent sees, with ``workdir`` (a caller's own directory) or the owned workspace."""
         root = workdir or self.session
         shared = {"/artifacts": self.artifacts, "/persistent": self.persistent, "/skills": self.skills}
         return Workspace(root, {"/session": root, **shared})
+
+
+def holds_sessions(data_dir: str) -> bool:
+    """Whether there are folders of sessions, other than erased ones."""
+    try:
+        return any(not name.startswith(".") for name in os.listdir(os.path.join(data_dir, "sessions")))
+    except FileNotFoundError:
+        return False
+
+
+def _has_entries(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def prepare(data_dir: str | os.PathLike[str]) -> str:

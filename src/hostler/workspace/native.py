@@ -42,13 +42,19 @@ class _Skipped(Exception):
 
 
 def save(
-    home: str, target_dir: str, files: Iterable[NativeFile], native_id: str, previous: Mapping[str, Any] | None
+    home: str,
+    target_dir: str,
+    files: Iterable[NativeFile],
+    native_id: str,
+    previous: Mapping[str, Any] | None,
+    *,
+    keep: bool = True,
 ) -> Manifest:
     """Copy what has changed since ``previous``; gives the new manifest. Call it when the program is between turns.
 
     A copy named in ``previous`` stays as it is there, so until the new manifest is recorded the old one can be restored:
     new bytes are only ever appended behind what it counts, anything else becomes a new file. What is gone or damaged in
-    home keeps its old copy. Only regular files that match ``files`` are taken, without following links, at most
+    home keeps its old copy; without ``keep`` it is not in the new manifest. Only regular files that match ``files`` are taken, without following links, at most
     1000 and 1 GB.
     """
     os.makedirs(target_dir, mode=0o700, exist_ok=True)
@@ -68,7 +74,7 @@ def save(
             continue
         except (OSError, PathError, EOFError, _Skipped, sqlite.NotCopied) as error:
             skipped.append(f"{path}: {str(error) or 'it was cut short while it was copied'}")
-    kept = [item for path, item in known.items() if path not in saved]
+    kept = [item for path, item in known.items() if keep and path not in saved]
     _sweep(target_dir, {item["blob"] for item in (*known.values(), *saved.values())})
     return {"files": [*saved.values(), *kept][:_MAX_FILES], "skipped": skipped}
 
@@ -212,6 +218,16 @@ def restore(target_dir: str, home: str, manifest: Mapping[str, Any]) -> None:
             for companion in sqlite.companions(path):
                 with contextlib.suppress(FileNotFoundError):
                     root.remove(companion)
+
+
+def relocate(home: str, files: Iterable[NativeFile], workdir: str) -> None:
+    """Tell the databases that hold the working directory where it is now. Only while the program is not running."""
+    root = Root(home)
+    for wanted in files:
+        if wanted.moved is not None:
+            for path in _find(root, [wanted], ""):
+                with contextlib.suppress(sqlite.NotCopied):  # what it then says of its conversation is told
+                    sqlite.change(root, path, wanted.moved, {"workdir": workdir})
 
 
 def _least(item: Mapping[str, Any]) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import tempfile
 import time
+from collections.abc import Mapping
 from urllib.parse import quote
 
 from .confined import Root
@@ -34,6 +36,27 @@ def copy(root: Root, path: str, target: str) -> None:
         _bring_in_log(target)
         stack.pop_all()
     _remove(target + "-wal", target + "-shm")
+
+
+def change(root: Root, path: str, statement: str, values: Mapping[str, str]) -> None:
+    """Run a statement on a copy of the database at ``path`` and put that in its place. Raises NotCopied."""
+    with tempfile.TemporaryDirectory(prefix="hostler-") as folder:
+        changed = os.path.join(folder, "copy")
+        copy(root, path, changed)
+        try:
+            with contextlib.closing(sqlite3.connect(changed, isolation_level=None)) as db:
+                deadline = time.monotonic() + _PATIENCE
+                db.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+                db.execute("pragma trusted_schema=off")
+                db.execute(statement, values)
+                db.execute("pragma wal_checkpoint(truncate)")
+        except sqlite3.Error as error:
+            raise NotCopied(f"SQLite says: {error}") from None
+        with open(changed, "rb") as file:
+            root.write(path, chunks(file, 0, os.fstat(file.fileno()).st_size))
+    for companion in companions(path):
+        with contextlib.suppress(FileNotFoundError):
+            root.remove(companion)
 
 
 def rows(path: str) -> int:

@@ -152,8 +152,6 @@ class Keeper:
             "next": self._spool.next,
             "exited": self._exited,
             "pid": self._guard.program,
-            "turn_open": self._turn_open,
-            "inputs": len(self._keys),
         }
         cursor = self._spool.cursor(after + 1)
         self._client = Client(self._loop, visitor, cursor, hello, self._on_frame, self._on_client_left)

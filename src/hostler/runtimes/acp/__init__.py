@@ -23,6 +23,7 @@ class AcpRuntime:
     project_instructions: tuple[str, ...] = ()
     model_first: bool = False
     project_code: tuple[str, ...] = ()
+    tool_names: frozenset[str] | None = None
     native_files: tuple[NativeFile, ...] = ()
     capabilities = Capabilities(approvals=True, tools=True, mcp_servers=True)
 

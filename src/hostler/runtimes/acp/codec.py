@@ -52,7 +52,8 @@ class Dialect:
 
     ``names_tools``: the first title of a tool call is the tool's name. ``steers``: a second prompt joins the running one.
     ``keeps_cwd``: a session runs where it was made, whatever a resume says, so that must be asked for.
-    ``servers``: MCP servers are given with the session, not in the agent's own configuration. ``commands``: it takes a
+    ``servers``: MCP servers are given with the session, not in the agent's own configuration. ``fresh``: one process makes
+    one session after the other. ``commands``: it takes a
     prompt that begins with a slash for a command, but looks at what is meant for the user's eyes only, too.
     """
 
@@ -61,6 +62,7 @@ class Dialect:
     steers: bool = False
     keeps_cwd: bool = False
     servers: bool = True
+    fresh: bool = False
     commands: bool = False
     permission: Callable[[LaunchContext], str] = no_rule
     failure: Callable[[dict[str, Any]], ErrorInfo] = failure
@@ -82,6 +84,7 @@ class AcpCodec:
             session=None,
             resume=ctx.resume,
             setup={"cwd": ctx.workdir, "mcpServers": servers},
+            fresh=self.dialect.fresh,
             permission=self.dialect.permission(ctx),
             method=None,
             turn=None,
@@ -240,9 +243,9 @@ class AcpCodec:
 # ---- the session ----------------------------------------------------------------------------------------------------
 
 
-def _join(step: Step, method: str) -> None:
+def _join(step: Step, method: str, key: str = "start") -> None:
     setup, resume = step.state["setup"], step.state["resume"]
-    step.request("start", method, {**setup, "sessionId": resume} if resume else setup)
+    step.request(key, method, {**setup, "sessionId": resume} if resume else setup)
 
 
 def _located(step: Step, result: dict[str, Any]) -> None:
@@ -259,7 +262,7 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
     if not isinstance(session, str) or result.get("sessionId") not in (None, session):
         _unfit(step, f"The agent opened the session {result.get('sessionId')!r} instead of {state['resume']!r}.")
         return
-    state.update(session=session, setup=None)
+    state.update(session=session, setup=state["setup"] if state["fresh"] else None)
     step.emit(Identified(session))
     if state["turn"] and state["turn"]["input"] is not None:
         _begin(step)
@@ -323,7 +326,10 @@ def _prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
         "over": False,  # the model call is over
         "worked": False,  # it called tools
     }
-    if step.state["session"]:
+    if prompt.fresh:
+        step.state.update(session=None, resume=None)
+        _join(step, "session/new", f"fresh:{prompt.turn}")
+    elif step.state["session"]:
         _begin(step)
 
 
@@ -376,8 +382,7 @@ def _decide(step: Step, command: Answer) -> None:
         return  # answered before, or no longer asked
     number, options = ask
     verb = "allow" if command.allow else "reject"
-    wanted = [f"{verb}_always", f"{verb}_once"] if command.always else [f"{verb}_once", f"{verb}_always"]
-    chosen = next((options[kind] for kind in wanted if kind in options), None)
+    chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
     outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else _CANCELLED
     step.reply(f"answer:{command.id}", number, outcome)
 

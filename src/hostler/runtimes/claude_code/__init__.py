@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ...types.runtime import Capabilities, Launch, LaunchContext, NativeFile
 from .. import programs
+from . import tools
 from .codec import ClaudeCodec
 from .history import history
 from .launch import launch
@@ -31,6 +32,8 @@ class ClaudeCode:
         effort=True,
         output="schema",
         skills="native",
+        images=True,
+        fork=True,
     )
     codec = ClaudeCodec()
     native_files = (
@@ -42,6 +45,7 @@ class ClaudeCode:
     project_instructions: tuple[str, ...] = ("AGENTS.md",)
     model_first: bool = True
     project_code: tuple[str, ...] = ()
+    tool_names: frozenset[str] | None = tools.NAMES
 
     def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
         if program := programs.given(options):

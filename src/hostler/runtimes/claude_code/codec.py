@@ -34,22 +34,24 @@ class ClaudeCodec:
 
     ``id`` of the conversation, whether it was ``resumed`` and whether the program has named it (``known``); the open
     ``turn`` with the uuids of its messages that no result covers yet (``open``), its ``interrupts`` and what a first
-    result of it ``said``; ``begun`` and ``calls``, the model's messages (see `stream`); ``asks``, the ids of unanswered
+    result of it ``said``; ``at``, the id of the main agent's last message; ``begun`` and
+    ``calls``, the model's messages (see `stream`); ``asks``, the ids of unanswered
     questions; ``down``, the MCP servers that failed; ``wrapped``, whether its structured output is wrapped in an object.
     """
 
-    version = 1
+    version = 2
 
     def start(self, ctx: LaunchContext) -> Folded:
         state: CodecState = {
             "v": self.version,
-            "id": ctx.resume or ctx.new_id,
+            "id": ctx.new_id if ctx.fork_at else ctx.resume or ctx.new_id,
             "resumed": ctx.resume is not None,
             "known": False,
             "turn": None,
             "open": [],
             "interrupts": 0,
             "said": None,
+            "at": None,
             "begun": 0,
             "calls": {},
             "asks": [],
@@ -80,7 +82,7 @@ class ClaudeCodec:
         match command:
             case Prompt(turn, text, images):
                 id = _message_id("turn", turn)
-                state = {**state, "turn": turn, "open": [id], "interrupts": 0, "said": None, "calls": {}}
+                state = {**state, "turn": turn, "open": [id], "interrupts": 0, "said": None, "at": None, "calls": {}}
                 return Folded(state, sends=(_user(turn, id, text, images),))
             case Steer(key, text):
                 if state["turn"] is None:
@@ -133,6 +135,8 @@ def _assistant(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[C
     if message.get("model") == "<synthetic>":  # the program's own words, an API error for example; the result has them
         return state, []
     parent = _parent(m)
+    if parent is None and isinstance(m.get("uuid"), str):
+        state = {**state, "at": m["uuid"]}
     events: list[CodecEvent] = []
     for block in _blocks(message):
         state, more = stream.whole(state, parent, str(message.get("id")), block)

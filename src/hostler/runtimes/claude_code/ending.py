@@ -38,7 +38,7 @@ def result(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[Codec
     events: list[CodecEvent] = []
     if ended.stop_reason == "error":
         state, events = stream.failed(state)
-    return _over(state), [*events, ended]
+    return _over(state), [*events, replace(ended, at=state["at"]) if ended.stop_reason == "done" else ended]
 
 
 def lifecycle(state: CodecState, message: str, what: Any) -> tuple[CodecState, list[CodecEvent]]:
@@ -51,7 +51,7 @@ def lifecycle(state: CodecState, message: str, what: Any) -> tuple[CodecState, l
     if what == "cancelled":
         return _over(state), [Ended("interrupted", state["said"])]
     if state["said"] is not None:
-        return _over(state), [Ended("done", state["said"])]
+        return _over(state), [Ended("done", state["said"], at=state["at"])]
     error = ErrorInfo(
         "prompt_repeated", "Claude Code has this prompt in its conversation and does not answer it twice."
     )

@@ -29,6 +29,8 @@ def launch(ctx: LaunchContext) -> Launch:
     argv += ["--add-dir", ctx.workdir, "--strict-mcp-config"]
     if ctx.resume:
         argv += ["--resume", ctx.resume]
+        if ctx.fork_at and ctx.new_id:
+            argv += ["--resume-session-at", ctx.fork_at, "--fork-session", "--session-id", ctx.new_id]
     elif ctx.new_id:
         argv += ["--session-id", ctx.new_id]
     if ctx.instructions:

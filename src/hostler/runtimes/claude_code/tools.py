@@ -52,6 +52,29 @@ UNATTENDED = (
 VENDOR_SKILLS = ("plugin-authoring",)
 """Skills of the program's own that are there even when its bundled ones are switched off."""
 
+NAMES = frozenset(
+    (
+        *_NATIVE,
+        *_NORMAL,
+        *UNATTENDED,
+        "BashOutput",
+        "KillShell",
+        "ListMcpResourcesTool",
+        "NotebookRead",
+        "ReadMcpResourceTool",
+        "Skill",
+        "TaskCreate",
+        "TaskGet",
+        "TaskList",
+        "TaskOutput",
+        "TaskUpdate",
+        "TodoWrite",
+        "ToolSearch",
+    )
+)
+"""What a rule may name, beside the tools of MCP servers (``mcp__server__tool``): Claude Code ignores a rule for a tool
+that it does not know, so that a misspelt one would deny nothing."""
+
 _RULE = re.compile(r"(?P<tool>[A-Za-z_]\w*)(?::(?P<what>.+)|\((?P<native>.*)\))?", re.DOTALL)
 
 

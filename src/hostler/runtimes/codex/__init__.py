@@ -21,6 +21,7 @@ class Codex:
     project_instructions: tuple[str, ...] = ()
     model_first: bool = True
     project_code: tuple[str, ...] = ()
+    tool_names: frozenset[str] | None = None
     native_files = (NativeFile(".codex/sessions/**/rollout-*-{id}.jsonl", "jsonl"),)
     capabilities = Capabilities(
         permissions=("full", "read-only", "edit", "ask"),
@@ -35,6 +36,8 @@ class Codex:
         effort=True,
         output="schema",
         skills="native",
+        images=True,
+        fork=True,
     )
     codec: Codec = CodexCodec()
 

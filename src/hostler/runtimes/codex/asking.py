@@ -70,9 +70,9 @@ def decide(step: Step, command: Answer) -> None:
     yes = command.allow
     result: dict[str, Any]
     if method == "item/permissions/requestApproval":
-        result = {"permissions": extra if yes else {}, "scope": "session" if command.always else "turn"}
+        result = {"permissions": extra if yes else {}, "scope": "turn"}
     elif method == "mcpServer/elicitation/request":
         result = {"action": "accept", "content": {}} if yes else {"action": "decline"}
     else:
-        result = {"decision": ("acceptForSession" if command.always else "accept") if yes else "decline"}
+        result = {"decision": "accept" if yes else "decline"}
     step.reply(f"answer:{command.id}", number, result)

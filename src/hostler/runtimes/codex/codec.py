@@ -29,6 +29,7 @@ from hostler.types.runtime import (
 )
 
 VERSION = 1
+_JOINS = ("thread/start", "thread/resume", "thread/fork")
 
 
 class CodexCodec:
@@ -40,7 +41,7 @@ class CodexCodec:
         state = new_state(
             VERSION,
             thread=None,
-            resume=ctx.resume,
+            resume=None if ctx.fork_at else ctx.resume,
             settings=_settings(ctx),
             turn=None,
             ended=None,
@@ -75,7 +76,10 @@ class CodexCodec:
             "approvalPolicy": "never",
             "sandbox": "read-only",
         }
-        if ctx.resume:
+        if ctx.resume and ctx.fork_at:
+            source = {"threadId": ctx.resume, "lastTurnId": ctx.fork_at, "excludeTurns": True}
+            step.request("start", "thread/fork", {**thread, **source})
+        elif ctx.resume:
             step.request("start", "thread/resume", {**thread, "threadId": ctx.resume, "excludeTurns": True})
         else:
             step.request("start", "thread/start", {**thread, "experimentalRawEvents": True})
@@ -179,7 +183,7 @@ def _answer(step: Step, message: dict[str, Any]) -> None:
     turn = step.state["turn"]
     if "error" in message:
         text = error_text(message)
-        if method in ("initialize", "thread/start", "thread/resume", "thread/settings/update"):
+        if method in ("initialize", *_JOINS, "thread/settings/update"):
             _unfit(step, f"Codex refused {method}: {text}")
         elif method == "turn/start" and turn and turn["id"] == note:
             end(step, Ended("error", error=ErrorInfo("program_error", f"Codex refused the prompt: {text}")))
@@ -189,7 +193,7 @@ def _answer(step: Step, message: dict[str, Any]) -> None:
             step.emit(Notice("skills_unavailable", f"This Codex cannot be given skills: {text}"))
         return
     result = obj(message.get("result"))
-    if method in ("thread/start", "thread/resume"):
+    if method in _JOINS:
         _joined(step, result)
 
 

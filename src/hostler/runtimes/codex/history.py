@@ -15,19 +15,41 @@ _CONTEXT = re.compile(r"\s*(<[a-z_]+>|# AGENTS\.md instructions)")
 
 
 def history(files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
-    """All messages of the thread, those before a compaction included."""
-    content = next((data for path, data in files.items() if path.endswith(f"-{native_id}.jsonl")), None)
-    if content is None:
-        raise CapabilityUnsupported(f"There is no rollout file of the Codex thread {native_id}.")
+    """All messages of the thread, those before a compaction included, and those of the threads that it was forked from."""
     messages: list[dict[str, Any]] = []
-    for raw in content.split(b"\n"):
-        try:
-            line = json.loads(raw)
-        except ValueError:
-            continue  # empty, or torn
-        if isinstance(line, dict) and line.get("type") == "response_item":
+    for line in _lines(files, native_id):
+        if line.get("type") == "response_item":
             _add(messages, line.get("payload") or {})
     return messages
+
+
+def _lines(files: Mapping[str, bytes], thread: str) -> list[dict[str, Any]]:
+    """The lines of a thread. A fork's file holds only what is its own; before that goes, of the file of the thread that
+    it names, what has lower numbers than it says."""
+    tails: list[list[dict[str, Any]]] = []
+    end: int | None = None
+    seen: set[str] = set()
+    while thread not in seen:
+        seen.add(thread)
+        content = next((data for path, data in files.items() if path.endswith(f"-{thread}.jsonl")), None)
+        if content is None:
+            raise CapabilityUnsupported(f"There is no rollout file of the Codex thread {thread}.")
+        lines = [line for line in map(_line, content.split(b"\n")) if line]
+        tails.append([line for line in lines if end is None or int(line.get("ordinal") or 0) < end])
+        about = lines[0].get("payload") if lines and lines[0].get("type") == "session_meta" else None
+        if not isinstance(about, dict) or not about.get("forked_from_id"):
+            break
+        thread, limit = str(about["forked_from_id"]), about.get("forked_from_ordinal_exclusive")
+        end = limit if end is None else min(end, limit) if isinstance(limit, int) else end
+    return [line for tail in reversed(tails) for line in tail]
+
+
+def _line(raw: bytes) -> dict[str, Any]:
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return {}  # empty, or torn
+    return line if isinstance(line, dict) else {}
 
 
 def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:

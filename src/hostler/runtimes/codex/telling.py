@@ -38,7 +38,7 @@ def _current(step: Step, method: str, params: dict[str, Any]) -> bool:
     native = params.get("turnId") or obj(params.get("turn")).get("id")
     if not turn or turn["input"] is not None or not native or native == step.state["ended"]:
         return False
-    if method == "turn/started":
+    if method in ("turn/started", "turn/completed"):
         named(step, native)
     return bool(turn["native"] == native)
 
@@ -177,7 +177,7 @@ def _turn_over(step: Step, turn: dict[str, Any]) -> None:
         answer = loads(text)
         if step.state["turn"].get("wrapped") and isinstance(answer, dict) and set(answer) == {WRAPPED}:
             text = json.dumps(answer[WRAPPED], ensure_ascii=False)
-        end(step, Ended("done", text=text))
+        end(step, Ended("done", text=text, at=step.state["turn"]["native"]))
     elif status == "interrupted":
         end(step, Ended("interrupted"))
     else:

@@ -18,10 +18,11 @@ class OpenCode:
     name = "opencode"
     wire: Literal["anthropic", "responses", "chat", "gemini"] = "chat"
     id_pattern = r"ses_[A-Za-z0-9]{1,64}"
-    native_files = (NativeFile(DATABASE, "sqlite"),)
+    native_files = (NativeFile(DATABASE, "sqlite", moved="update session set directory = :workdir"),)
     project_instructions: tuple[str, ...] = ()
     model_first: bool = True
     project_code: tuple[str, ...] = (".opencode/plugin", ".opencode/plugins")
+    tool_names: frozenset[str] | None = None
     capabilities = Capabilities(
         permissions=("full", "read-only", "edit", "ask"),
         approvals=True,
@@ -35,6 +36,8 @@ class OpenCode:
         max_turns=True,
         effort=True,
         skills="native",
+        images=True,
+        fresh=True,
     )
 
     def __init__(self) -> None:
@@ -45,6 +48,7 @@ class OpenCode:
                 steers=True,
                 keeps_cwd=True,
                 servers=False,
+                fresh=True,
                 commands=True,
                 permission=on_permission,
                 failure=failure,
