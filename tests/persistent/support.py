@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hostler
+from hostler import portal
 from hostler.persistent import Changes, PersistContext
+from hostler.persistent.backing import Backing
+from hostler.persistent.dir_sync import DirSync
+from hostler.persistent.report import Report
+from hostler.persistent.taking import Taken
+from hostler.workspace import SessionDirs
 
 
 class Storage:
@@ -100,3 +107,46 @@ class Shelf:
     def dir(self, path: str = "/persistent/notes", **options: Any) -> Any:
         functions = {"list": self.list, "read": self.read, "write": self.write, "delete": self.delete}
         return hostler.persistent_dir(path, **{**functions, **options})
+
+
+class Session:
+    """The checkout of one dir in one session, without any program: what the host does with it, step by step."""
+
+    def __init__(self, folder: Path, dir: Any, key: str = "s") -> None:
+        self.dirs = SessionDirs.of(folder / "data", key)
+        self.dir = dir
+        self.key = key
+        self.data_dir = str(folder / "data")
+        self.sync = DirSync(dir, self.dirs)
+        self.path = Path(self.dirs.persistent) / dir.name
+
+    def backing(self, key: str | None = None, turn: str | None = None) -> Backing:
+        ctx = PersistContext(self.key, self.dir.path, turn=turn, idempotency_key=key, data_dir=self.data_dir)
+        return Backing(self.dir, ctx, loop=None)
+
+    def refresh(self, turn: str = "t") -> Taken:
+        return portal.run(self.sync.refresh(self.backing(turn=turn), turn))
+
+    def commit(self, turn: str | None = "t", merge: Any = None) -> Report:
+        return portal.run(
+            self.sync.commit(lambda key: self.backing(key, turn), turn=turn, name=self.key, merge=merge)
+        )
+
+    def uncommitted(self) -> Report:
+        return portal.run(self.sync.uncommitted())
+
+    def put_back(self) -> Report:
+        return portal.run(self.sync.put_back(self.backing()))
+
+    def write(self, path: str, content: bytes, executable: bool = False) -> None:
+        file = self.path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        file.chmod(0o755 if executable else 0o644)
+
+    def files(self) -> dict[str, bytes]:
+        return {
+            str(file.relative_to(self.path)): file.read_bytes()
+            for file in sorted(self.path.rglob("*"))
+            if file.is_file() and not file.is_symlink()
+        }

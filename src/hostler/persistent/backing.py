@@ -221,8 +221,10 @@ class Backing:
         left = len(jobs) if count is None else count  # type: ignore[arg-type]
         try:
             while left:
-                answer: _Answer | None = source.ready()
-                job, value, error = answer or await self._within(what, source.next())
+                answer = source.ready()
+                if answer is None:
+                    answer = await self._within(what, source.next())
+                job, value, error = answer
                 if error is not None:
                     raise self._raised(what, error) from error
                 if inspect.isawaitable(value):

@@ -230,7 +230,7 @@ class DirSync:
         await asyncio.to_thread(settle, {**meta, "cursor": new})
 
     async def _look(self, work: Work, *, freeze: bool) -> Look:
-        """What is in the checkout; files that were only touched are noted as such."""
+        """What is in the checkout; what is the base again, or what the storage has, is noted as such."""
 
         def look() -> Look:
             if not work.folder.there():
@@ -239,10 +239,15 @@ class DirSync:
                     "checked out anew before the next turn."
                 )
             found = work.folder.look(work.rows, work.frozen if freeze else None)
-            touched = {path: replace(work.rows[path], entry=entry) for path, entry in found.touched.items()}
-            if touched:
-                work.ledger.update(touched)
-                work.rows.update(touched)
+            agreed = {path: replace(work.rows[path], entry=entry) for path, entry in found.touched.items()}
+            for path, version in list(found.changed.items()):
+                row = work.rows.get(path, Row())
+                if version == row.theirs:  # made to be what the storage has
+                    agreed[path] = Row(version, version, row.version, found.entries.get(path))
+                    del found.changed[path]
+            if agreed:
+                work.ledger.update(agreed)
+                work.rows.update(agreed)
             return found
 
         return await asyncio.to_thread(look)
