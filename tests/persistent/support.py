@@ -128,9 +128,7 @@ class Session:
         return portal.run(self.sync.refresh(self.backing(turn=turn), turn))
 
     def commit(self, turn: str | None = "t", merge: Any = None) -> Report:
-        return portal.run(
-            self.sync.commit(lambda key: self.backing(key, turn), turn=turn, name=self.key, merge=merge)
-        )
+        return portal.run(self.sync.commit(lambda key: self.backing(key, turn), turn=turn, name=self.key, merge=merge))
 
     def uncommitted(self) -> Report:
         return portal.run(self.sync.uncommitted())

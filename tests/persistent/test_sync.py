@@ -152,7 +152,14 @@ def test_both_deleted_it(kind: Any, tmp_path: Path) -> None:
 def test_odd_files(kind: Any, tmp_path: Path) -> None:
     """Binary, empty, executable, alike but for case or Unicode form; folders and files that change places."""
     store = kind({"place": b"file", "folder/in": b"x"})
-    names = ["Readme", "README", "readme", unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é"), "a b\n'c"]
+    names = [
+        "Readme",
+        "README",
+        "readme",
+        unicodedata.normalize("NFC", "é"),
+        unicodedata.normalize("NFD", "é"),
+        "a b\n'c",
+    ]
     session = Session(tmp_path, store.dir())
     session.refresh()
     for number, name in enumerate(names):

@@ -355,6 +355,7 @@ class _Threads:
                 answer = (job, self._work(job), None)
             except BaseException as error:
                 answer = (job, None, error)  # type: ignore[assignment]
+                self._left = True
             with contextlib.suppress(RuntimeError):  # the engine is gone
                 self._engine.call_soon_threadsafe(self._answers.put_nowait, answer)
 
