@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from ..persistent.dir_sync import DirSync
 from ..persistent.dirs import VIRTUAL, Merge
 from ..persistent.memory import index_of
 from ..persistent.report import Report
+from ..persistent.rules import named
 from ..store import queries
 from ..store import trace as trace_queries
 from ..store.queries import Lease
@@ -261,6 +263,18 @@ class Persistent:
     def _note(self, content: bytes) -> None:
         os.makedirs(self._dirs.private, mode=0o700, exist_ok=True)
         Root(self._dirs.private).write("persistent/told", content, mode=0o600)
+
+
+async def uncommitted(data_dir: str, key: str, rules: Mapping[str, Any]) -> list[Report]:
+    """The dirs of a session in which something is changed that is not in the app's storage."""
+    dirs = SessionDirs.of(data_dir, key)
+    syncs = [DirSync(named(rule), dirs) for rule in rules.get("persistent_dirs", ()) if rule["commit"] != "read-only"]
+    found = []
+    for sync in syncs:
+        if sync.begun:
+            with contextlib.suppress(PersistenceError):  # there is no checkout any more
+                found.append(await sync.uncommitted())
+    return [report for report in found if report.status != "clean"]
 
 
 _WORST = ("conflict", "failed", "committed", "uncommitted")

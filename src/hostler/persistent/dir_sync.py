@@ -36,6 +36,17 @@ class Work:
     rows: dict[str, Row] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An uncommitted change of a file that ``existed`` or ``exists``; None for a content that is not kept, or is none."""
+
+    path: str
+    existed: bool
+    exists: bool
+    old: bytes | None
+    new: bytes | None
+
+
 class DirSync:
     """What is done with a dir's checkout, under the session's lease. All of it survives a crash at any moment: what is
     not in the storage for certain is still a change of the session afterwards."""
@@ -78,6 +89,23 @@ class DirSync:
         async with self._open() as work:
             look = await self._look(work, freeze=False)
             return report_of(self.dir, work.rows, look.changed, "uncommitted" if look.changed else "clean", look.odd)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it was ever checked out."""
+        return os.path.exists(os.path.join(self._own, "ledger.db"))
+
+    async def differences(self) -> list[Difference]:
+        """What is uncommitted, with the contents as far as they are kept."""
+        async with self._open() as work:
+            look = await self._look(work, freeze=False)
+            found = []
+            for path, version in sorted(look.changed.items()):
+                row = work.rows.get(path, Row())
+                old = await asyncio.to_thread(work.ledger.content, path, row.base)
+                new = None if version is None else await asyncio.to_thread(work.folder.read, path, KEPT_FILE)
+                found.append(Difference(path, row.base is not None, version is not None, old, new))
+            return found
 
     async def put_back(self, backing: Backing) -> Report:
         """Undo what an agent has changed in a read-only dir; gives what that was."""

@@ -139,6 +139,13 @@ class Folder:
                 raise Changed(path)
         return Version(sha256, bool(entry[0] & stat.S_IXUSR))
 
+    def read(self, path: str, limit: int) -> bytes | None:
+        """The content of a file that is not larger, as it is now."""
+        with contextlib.suppress(OSError, PathError):
+            data = self._root.read(f"{self._name}/{path}", limit + 1)
+            return data if len(data) <= limit else None
+        return None
+
     def write(self, path: str, content: bytes, executable: bool, expected: Entry | None) -> Entry:
         """Put a file there whole, if what is there is still ``expected``; else raises Changed."""
         inner = f"{self._name}/{path}"

@@ -13,7 +13,7 @@ from .dirs import Commit, Files, Merge, PersistContext, PersistentDir, virtual_p
 
 _PARALLEL = 8
 _ONE_PUT = 100 * 2**20  # bytes; larger objects go up in parts, which takes no condition
-_UNMET = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "404", "412")
+_UNMET = ("PreconditionFailed", "ConditionalRequestConflict", "412")
 _STAMPS = ("ETag", "etag", "md5Hash", "generation", "mtime", "created", "LastModified", "last_modified", "updated")
 
 
@@ -89,7 +89,8 @@ def _files(open_: Callable[[], tuple[Any, str]], mutex: threading.Lock) -> Files
         try:
             put = fs.pipe_file(name, bytes(content), **condition)
         except OSError as error:
-            if isinstance(error, FileExistsError) or _code(error) in _UNMET:
+            gone = info is not None and isinstance(error, FileNotFoundError)
+            if gone or isinstance(error, FileExistsError) or _code(error) in _UNMET:
                 raise PersistenceConflict(f"{path!r} was changed by somebody else.") from error
             if _code(error) != "NotImplemented":
                 raise

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .dirs import PersistentDir, checked
+from .dirs import PersistentDir, Whole, checked
 from .local import local_dir
 from .remote import fsspec_dir
 
@@ -24,6 +24,15 @@ def from_rule(rule: Mapping[str, Any]) -> PersistentDir | None:
         else fsspec_dir(spec["url"], at=rule["path"], **given)
     )
     return dataclasses.replace(made, index=rule["index"])
+
+
+def named(rule: Mapping[str, Any]) -> PersistentDir:
+    """The dir that was stored as ``rule``, to look at its checkout; it cannot be loaded or stored."""
+    return PersistentDir(rule["path"], Whole(_nothing, None), rule["commit"])
+
+
+def _nothing(ctx: object) -> None:
+    raise NotImplementedError("This dir is only looked at.")
 
 
 def completed(given: Sequence[PersistentDir], stored: Sequence[Mapping[str, Any]]) -> tuple[PersistentDir, ...]:
