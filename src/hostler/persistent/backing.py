@@ -8,6 +8,7 @@ import inspect
 import itertools
 import json
 import threading
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ T = TypeVar("T")
 _Answer = tuple[Any, Any, BaseException | None]  # of a call in a thread: for which job, its value, what it raised
 _GRACE = 3.0  # s that a call under way has when somebody wants the turn to end
 _AT_ONCE = 8  # async calls for single files
-_AHEAD = 4  # contents that are read and not yet taken
+_AHEAD = 1  # batches that are waiting to be taken
+_BATCH, _BATCH_BYTES, _BATCH_TIME = 64, 1 << 20, 0.05  # answers, bytes and s of one batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,13 +331,15 @@ def _versioned(function: Any, count: int) -> Callable[..., Any]:
 
 
 class _Threads:
-    """Calls of a sync function, one after another in a thread of its own (or in some), a few answers ahead."""
+    """Calls of a sync function, one after another in a thread of its own (or in some), a little ahead of who takes the
+    answers. They come in batches: waking the engine costs more than a small call."""
 
     def __init__(self, work: Callable[[Any], Any], jobs: Any, threads: int) -> None:
         self._work = work
         self._jobs = jobs
         self._engine = asyncio.get_running_loop()
-        self._answers: asyncio.Queue[_Answer] = asyncio.Queue()
+        self._batches: asyncio.Queue[list[_Answer]] = asyncio.Queue()
+        self._taken: list[_Answer] = []
         self._room = threading.Semaphore(_AHEAD + threads)
         self._taking = threading.Lock()
         self._left = False
@@ -344,35 +348,45 @@ class _Threads:
             threading.Thread(target=self._run, name="hostler-persistent", daemon=True).start()
 
     def _run(self) -> None:
-        while True:
-            self._room.acquire()
+        while self._room.acquire() and (batch := self._batch()):
+            with contextlib.suppress(RuntimeError):  # the engine is gone
+                self._engine.call_soon_threadsafe(self._batches.put_nowait, batch)
+
+    def _batch(self) -> list[_Answer]:
+        batch: list[_Answer] = []
+        size, end = 0, time.monotonic() + _BATCH_TIME
+        while len(batch) < _BATCH and size < _BATCH_BYTES and time.monotonic() < end:
             job = None
             try:
                 with self._taking:
                     job = None if self._left else next(self._jobs, None)
                 if job is None:
-                    return
-                answer = (job, self._work(job), None)
+                    break
+                value = self._work(job)
             except BaseException as error:
-                answer = (job, None, error)  # type: ignore[assignment]
                 self._left = True
-            with contextlib.suppress(RuntimeError):  # the engine is gone
-                self._engine.call_soon_threadsafe(self._answers.put_nowait, answer)
+                batch.append((job, None, error))
+                break
+            batch.append((job, value, None))
+            size += sum(len(part) for part in (value, *job) if isinstance(part, bytes))
+        return batch
 
     def ready(self) -> _Answer | None:
-        try:
-            answer = self._answers.get_nowait()
-        except asyncio.QueueEmpty:
-            return None
-        self._room.release()
-        return answer
+        """An answer that is there."""
+        if not self._taken and not self._batches.empty():
+            self._take(self._batches.get_nowait())
+        return self._taken.pop() if self._taken else None
 
     async def next(self) -> _Answer:
-        answer = await self._answers.get()
+        """The next answer, when none is there."""
+        self._take(await self._batches.get())
+        return self._taken.pop()
+
+    def _take(self, batch: list[_Answer]) -> None:
         self._room.release()
-        return answer
+        self._taken = batch[::-1]
 
     def leave(self) -> None:
-        """Nobody takes more: the thread ends after its call."""
+        """Nobody takes more: each thread ends after its call."""
         self._left = True
         self._room.release(1024)

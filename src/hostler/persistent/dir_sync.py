@@ -91,6 +91,11 @@ class DirSync:
             return report_of(self.dir, work.rows, look.changed, "uncommitted" if look.changed else "clean", look.odd)
 
     @property
+    def path(self) -> str:
+        """Where its checkout is."""
+        return os.path.join(self._persistent, self.dir.name)
+
+    @property
     def begun(self) -> bool:
         """Whether it was ever checked out."""
         return os.path.exists(os.path.join(self._own, "ledger.db"))
