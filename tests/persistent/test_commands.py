@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from tests.sessions.programs import FAKE_PROGRAM
 
 import hostler
 from hostler import portal
+from hostler.cli import app
 from hostler.host import retention
 from hostler.host.settings import Settings
 from hostler.store import Store
@@ -24,14 +24,22 @@ from hostler.testing.model_server import ModelServer
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def cli(*arguments: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "hostler.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """The commands in this process: a new one takes seconds."""
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def run(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            app(list(arguments))
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out + err
+
+    return run
 
 
-def test_diff_and_commit(models: ModelServer, tmp_path: Path) -> None:
+def test_diff_and_commit(cli: Any, models: ModelServer, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "a.md").write_text("one\ntwo\n")
