@@ -1,5 +1,5 @@
-"""The command line: run, chat, sessions, show, trace, approvals, answer, files, artifacts, cat, diff, commit, rm, ps, kill, gc,
-doctor, demo."""
+"""The command line: run, chat, sessions, show, trace, approvals, answer, files, artifacts, cat, diff, commit, rm, ps,
+kill, gc, doctor, demo."""
 
 from __future__ import annotations
 
