@@ -69,6 +69,7 @@ def test_diff_and_commit(cli: Any, models: ModelServer, tmp_path: Path) -> None:
     assert "--- a/gone\n+++ /dev/null\n" in out
     assert "+++ b/new\n@@ -0,0 +1 @@\n+n\n" in out
     assert "# created: bin (no text" in out
+    assert "/persistent/kept: 2 files written, 0 removed" in cli("trace", "chat", *where)[1]
     assert "uncommitted" in cli("show", "chat", *where)[1]
     code, out = cli("diff", "chat", "/persistent/nope", *where)
     assert (code, "has no persistent dir" in out) == (2, True)

@@ -189,5 +189,6 @@ def test_the_next_app_finishes_the_commit_of_a_killed_one(
         assert files.files() == {"a.md": b"change"}
         assert files.state()["cursor"] == 1
         assert KEY not in json.dumps(files.state())
+        assert result.persistence.commits[0]["created"] == ["a.md"]
         dirs = SessionDirs.of(os.environ["HOSTLER_STATE_DIR"], s.key)
         assert os.listdir(dirs.persistent) == ["notes"]

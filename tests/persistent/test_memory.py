@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.persistent.support import Session, Storage
-from tests.sessions.programs import ALL, CLAUDE, FAKE_PROGRAM, Program, ids
+from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, Program, ids
 
 import hostler
 from hostler.harness import ToolResult
@@ -21,12 +21,20 @@ def remembering(program: Program, note: str) -> str:
     if program.fake:
         return json.dumps([{"mcp": "remember", "arguments": {"note": note}}, {"text": "done"}])
     step: dict[str, Any] = {"tool": "remember", "namespace": "mcp__host", "args": {"note": note}}
-    if program is CLAUDE:
-        step = {"tool": "mcp__host__remember", "args": {"note": note}}
+    if program in (CLAUDE, OPENCODE):
+        step = {"tool": "mcp__host__remember" if program is CLAUDE else "host_remember", "args": {"note": note}}
     return f"@@{json.dumps([step])}@@"
 
 
-@pytest.mark.parametrize("program", ALL, ids=ids)
+@pytest.mark.parametrize(
+    "program",
+    [
+        FAKE_PROGRAM,
+        pytest.param(CODEX, marks=pytest.mark.real),
+        *(pytest.param(p, marks=[pytest.mark.real, pytest.mark.soak]) for p in (CLAUDE, OPENCODE)),
+    ],
+    ids=ids,
+)
 def test_what_is_remembered_is_told_later(program: Program, models: ModelServer, nothing_left: None) -> None:
     store = Storage()
     dirs = [hostler.memory(store.dir("/persistent/memory"))]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.persistent.support import Shelf, Storage
-from tests.sessions.programs import ALL, CLAUDE, FAKE_PROGRAM, REAL, Program, ids
+from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, REAL, Program, ids
 
 import hostler
 from hostler.harness import (
@@ -408,21 +408,35 @@ def test_the_agent_is_told_of_its_dirs_once(models: ModelServer, options: dict[s
         assert session.run(prompt).text.count("kept beyond this session") == 1
 
 
+def test_instructions_name_the_real_folder(options: dict[str, Any]) -> None:
+    with hostler.agent_session(
+        FAKE, persistent_dirs=[Storage().dir()], instructions="Keep notes in /persistent/notes.", **options
+    ) as session:
+        rules = json.loads(session.run('[{"say": "rules"}]').text)
+        assert "Keep notes in /" in str(rules)
+        assert " /persistent/notes" not in str(rules)
+        assert "/sessions/" in str(rules)
+
+
 @pytest.mark.parametrize("program", REAL, ids=ids)
 def test_an_agent_that_may_edit_may_edit_them(program: Program, models: ModelServer, tmp_path: Path) -> None:
-    store = Storage({"a": b"x"})
+    store = Storage({"sub/a": b"x"})
     outside = tmp_path / "outside.md"
-    if program is CLAUDE:  # it gets no shell that it cannot confine
-        paths = ("/persistent/notes/new", str(outside))
-        steps: list[dict[str, Any]] = [{"tool": "Write", "args": {"file_path": p, "content": "x"}} for p in paths]
+    options = program.options(models)
+    paths = ("/persistent/notes/sub/new", str(outside))
+    if program is CODEX:
+        steps: list[dict[str, Any]] = [{"shell": f"echo x > {path}"} for path in paths]
+    elif program is CLAUDE:  # like OpenCode it gets no shell that it cannot confine
+        steps = [{"tool": "Write", "args": {"file_path": path, "content": "x"}} for path in paths]
     else:
-        steps = [{"shell": f"echo x > /persistent/notes/new; echo x > {outside}"}]
+        steps = [{"tool": "write", "args": {"filePath": path, "content": "x"}} for path in paths]
+        options["model"] = CLAUDE.model  # for others it has another tool
     with hostler.agent_session(
-        program.harness, permissions="edit", persistent_dirs=[store.dir()], **program.options(models)
+        program.harness, permissions="edit", persistent_dirs=[store.dir()], **options
     ) as session:
         result = session.run(f"@@{json.dumps(steps)}@@")
-        assert result.persistence.commits[0]["created"] == ["new"]
-    assert set(store.files) == {"a", "new"}
+        assert result.persistence.commits[0]["created"] == ["sub/new"]
+    assert set(store.files) == {"sub/a", "sub/new"}
     assert not outside.exists()
 
 

@@ -257,7 +257,22 @@ def test_read_only_is_put_back(kind: Any, tmp_path: Path) -> None:
     assert dict(report.skipped) == {"c": "is a link"}
     assert session.files() == {"a": b"x", "sub/b": b"y", "c": b"z"}
     assert contents(store) == {"a": b"x", "sub/b": b"y", "c": b"z"}
-    assert session.put_back() == session.uncommitted()
+    Path(os.fsdecode(os.fsencode(session.path) + b"/\xff")).write_bytes(b"")
+    assert session.put_back().skipped == (("\\xff", "has a name that is no UTF-8"),)
+    assert session.put_back().skipped == ()
+
+
+@BOTH
+def test_before_anything_was_loaded(kind: Any, tmp_path: Path) -> None:
+    store = kind({"theirs": b"x"})
+    session = Session(tmp_path, store.dir())
+    assert session.commit().status == session.uncommitted().status == "clean"
+    session.write("mine", b"y")
+    session.write("theirs", b"z")
+    assert session.commit("t1").conflicts == ("theirs",)
+    session.write("theirs", b"x")
+    assert session.commit("t2").created == ("mine",)
+    assert contents(store) == {"theirs": b"x", "mine": b"y"}
 
 
 def test_a_file_is_read_only_when_its_version_is_new(tmp_path: Path) -> None:

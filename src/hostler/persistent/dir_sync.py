@@ -129,7 +129,7 @@ class DirSync:
             if (done := await self._done(work, turn)) is not None:
                 return done
             try:
-                retried = await self._retried(work, backing_of)
+                retried = await self._retried(work, backing_of, turn)
             except PersistenceError as error:
                 look = await self._look(work, freeze=False)
                 return report_of(self.dir, work.rows, look.changed, "failed", look.odd, error=error)
@@ -158,7 +158,7 @@ class DirSync:
             return None
         return Report.of(last["report"])
 
-    async def _retried(self, work: Work, backing_of: Callable[[str], Backing]) -> Report | None:
+    async def _retried(self, work: Work, backing_of: Callable[[str], Backing], turn: str | None) -> Report | None:
         """Try the commit again that a crash has cut off, as it was and under its key."""
         pending = await asyncio.to_thread(work.ledger.pending)
         if pending is None:
@@ -169,8 +169,13 @@ class DirSync:
             for version in pending.changes.values():
                 if version is not None and await asyncio.to_thread(work.frozen.read, version) is None:
                     raise PersistenceConflict("What was to be stored is damaged.")  # it is still in the checkout
+            report = report_of(self.dir, work.rows, pending.changes, "committed", {}, key=pending.key)
             alone = replace(look, entries={})  # the checkout may have gone on since
-            return await self._send(work, backing, alone, pending.changes, pending.key, "fail", None, attempts=1)
+            of_turn = turn if pending.key.startswith(f"{turn}/") else None
+            await self._send(work, backing, alone, pending.changes, pending.key, "fail", of_turn, attempts=1)
+            if await asyncio.to_thread(work.ledger.pending) is not None:  # all of it was there already
+                await asyncio.to_thread(work.ledger.settle, meta=_last(of_turn, report))
+            return report
         except PersistenceConflict:  # it was not stored, or cannot be told: what is changed now is compared anew
             if await asyncio.to_thread(work.ledger.pending) is not None:
                 await asyncio.to_thread(work.ledger.settle)
@@ -194,8 +199,8 @@ class DirSync:
                     changes = await self._caught_up(work, backing, look, changes, merge)
                 report = report_of(self.dir, work.rows, changes, "committed", {}, key=key)
                 if not changes:
-                    return replace(report, key=None)
-                last = {"last": {"turn": turn, "report": report.to_dict()}} if turn is not None else {}
+                    return replace(report, status="clean", key=None)
+                last = _last(turn, report)
                 try:
                     await self._store(work, backing, look, changes, key, last)
                     return report
@@ -267,6 +272,8 @@ class DirSync:
 
         def look() -> Look:
             if not work.folder.there():
+                if not work.rows and not os.path.lexists(work.folder.path):
+                    return Look()  # nothing was ever in it
                 raise PersistenceError(
                     f"{self.dir.path} is no folder any more: something else was put in its place. Nothing was stored; it is "
                     "checked out anew before the next turn."
@@ -298,6 +305,11 @@ class DirSync:
         finally:
             with contextlib.suppress(sqlite3.Error, AttributeError):  # it never opened
                 ledger.close()
+
+
+def _last(turn: str | None, report: Report) -> dict[str, Any]:
+    """What is remembered of a turn's commit, in case that its host dies before the turn is over."""
+    return {} if turn is None else {"last": {"turn": turn, "report": report.to_dict()}}
 
 
 def _left(changes: Mapping[str, Version | None], rows: Mapping[str, Row]) -> dict[str, Version | None]:

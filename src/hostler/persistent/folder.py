@@ -185,14 +185,19 @@ def prune(root: Root, path: str, prefix: str = "") -> None:
             return
 
 
-def _unfit(path: str, entry: Entry) -> str | None:
-    if not stat.S_ISREG(entry[0]):
-        return "is a link" if stat.S_ISLNK(entry[0]) else "is no regular file"
+def is_text(path: str) -> bool:
+    """Whether a path is UTF-8."""
     try:
         path.encode()
     except UnicodeEncodeError:
-        return "has a name that is no UTF-8"
-    return None
+        return False
+    return True
+
+
+def _unfit(path: str, entry: Entry) -> str | None:
+    if not stat.S_ISREG(entry[0]):
+        return "is a link" if stat.S_ISLNK(entry[0]) else "is no regular file"
+    return None if is_text(path) else "has a name that is no UTF-8"
 
 
 _NO_ROW = Row()

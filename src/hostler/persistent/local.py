@@ -15,7 +15,7 @@ from ..workspace import check_apart
 from ..workspace.confined import Root, split
 from ..workspace.scan import Entry, Snapshot, entry_of, scan, settle
 from .dirs import Commit, FileContent, Files, Merge, PersistContext, PersistentDir, virtual_path
-from .folder import is_unfinished, prune
+from .folder import is_text, is_unfinished, prune
 
 _LOOK = 0.02  # s between looks whether the lock is free
 _OURS = ("sessions", "hosts", "store.db")  # what a data dir holds besides
@@ -154,7 +154,7 @@ def _versions(seen: Snapshot) -> dict[str, str]:
     return {
         path: _version(entry)
         for path, entry in seen.entries.items()
-        if stat.S_ISREG(entry[0]) and not is_unfinished(path) and _is_text(path)
+        if stat.S_ISREG(entry[0]) and not is_unfinished(path) and is_text(path)
     }
 
 
@@ -172,11 +172,3 @@ def _entry(root: Root, path: str) -> Entry | None:
 def _check(path: str, entry: Entry | None, version: str | None) -> None:
     if (None if entry is None else _version(entry)) != version:
         raise PersistenceConflict(f"{path!r} was changed by somebody else.")
-
-
-def _is_text(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

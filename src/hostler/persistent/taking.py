@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..types.errors import PathError
 from .backing import Backing, Theirs, version_of
 from .comparison import Row, Verdict, Version, compare
-from .folder import Changed, Look
+from .folder import Changed, Look, is_text
 
 if TYPE_CHECKING:
     from .dir_sync import Work
@@ -53,7 +53,7 @@ async def take_in(
     if look is None:
         return taken
     if read_only:
-        moved |= look.changed.keys() | {path for path in look.odd if not path.endswith("/") and path.isprintable()}
+        moved |= look.changed.keys() | {path for path in look.odd if not path.endswith("/")}
     if not moved:
         return taken
     step = _Step(work, look, theirs, {**look.changed, **(mine or {})}, read_only, taken)
@@ -184,7 +184,7 @@ class _Step:
 
     def _put(self, rows: Mapping[str, Row], contents: Mapping[str, bytes] | None = None) -> None:
         if rows or contents:
-            self._work.ledger.update(rows, contents)
+            self._work.ledger.update({path: row for path, row in rows.items() if is_text(path)}, contents)
             self._work.rows.update(rows)
 
 
