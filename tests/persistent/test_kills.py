@@ -134,7 +134,8 @@ def test_killed_at_a_random_moment(kind: str, seed: int, tmp_path: Path) -> None
     assert stored() == {**{name: c for name, c in mine.items() if c is not None}, **theirs}
     assert session.uncommitted().status == "clean"
     session.refresh("t10")
-    assert session.files() == stored()
+    here = {path: content for path, content in session.files().items() if not path.startswith(".hostler-")}
+    assert here == stored()  # but for a file that was just being written; those are swept after an hour
 
 
 @pytest.mark.parametrize(

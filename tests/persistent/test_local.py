@@ -135,6 +135,21 @@ def test_somebody_edits_the_source_by_hand(tmp_path: Path) -> None:
     assert "e" not in files(source)
 
 
+def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    session = Session(tmp_path, hostler.local_dir(source))
+    session.refresh()
+    left = [folder / f".hostler-{digit * 16}.tmp" for folder in (source, session.path) for digit in "0f"]
+    for file in left:
+        file.write_bytes(b"half")
+        if "0000" in file.name:
+            os.utime(file, (time.time() - 7200,) * 2)
+    session.refresh("t2")
+    assert session.commit("t2").status == "clean"
+    assert [file.exists() for file in left] == [False, True, False, True]
+
+
 def test_two_sessions_take_turns_to_write(tmp_path: Path) -> None:
     """Also of two processes: the lock is the kernel's."""
     source = tmp_path / "source"

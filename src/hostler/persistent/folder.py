@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from .dirs import VIRTUAL
 
 _CHUNK = 1 << 20
 _UNFINISHED = re.compile(r"(?:.*/)?\.hostler-[0-9a-f]{16}\.tmp", re.DOTALL)  # what `Root` writes beside its target
+_LONG = 3600.0  # s
 _NOTHING: frozenset[str] = frozenset()
 
 
@@ -99,6 +101,7 @@ class Folder:
         settle(seen)
         for path, entry in seen.entries.items():
             if is_unfinished(path):
+                sweep(self._root, f"{self._name}/{path}", entry)
                 continue
             look.entries[path] = entry
             if (reason := _unfit(path, entry)) is not None:
@@ -174,6 +177,13 @@ class Folder:
 def is_unfinished(path: str) -> bool:
     """Whether it is a file that is just being written, beside its target."""
     return _UNFINISHED.fullmatch(path) is not None
+
+
+def sweep(root: Root, path: str, entry: Entry) -> None:
+    """Remove an unfinished file that nobody has written for a long time: whoever wrote it was killed."""
+    if time.time() - entry[2] / 1e9 > _LONG:
+        with contextlib.suppress(OSError, PathError):
+            root.remove(path)
 
 
 def prune(root: Root, path: str, prefix: str = "") -> None:

@@ -15,7 +15,7 @@ from ..workspace import check_apart
 from ..workspace.confined import Root, split
 from ..workspace.scan import Entry, Snapshot, entry_of, scan, settle
 from .dirs import Commit, FileContent, Files, Merge, PersistContext, PersistentDir, virtual_path
-from .folder import is_text, is_unfinished, prune
+from .folder import is_text, is_unfinished, prune, sweep
 
 _LOOK = 0.02  # s between looks whether the lock is free
 _OURS = ("sessions", "hosts", "store.db")  # what a data dir holds besides
@@ -100,7 +100,11 @@ def _inside(name: str) -> None:
 
 def _files(source: _Source) -> Files:
     def list(ctx: PersistContext) -> dict[str, str]:
-        return _versions(scan(source.root(ctx).path, _NOTHING, marks=_NOTHING))
+        root = source.root(ctx)
+        seen = scan(root.path, _NOTHING, marks=_NOTHING)
+        for path in filter(is_unfinished, seen.entries):
+            sweep(root, path, seen.entries[path])
+        return _versions(seen)
 
     def versions(ctx: PersistContext, paths: Iterable[str]) -> dict[str, str]:
         root = source.root(ctx)
