@@ -84,7 +84,7 @@ def child(session: Session, turn: str, delay: float) -> None:
 
 @pytest.mark.parametrize("kind", ["whole", "files"])
 @pytest.mark.parametrize("seed", range(150 if SOAK else 15))
-def test_killed_at_a_random_moment(kind: str, seed: int, tmp_path: Path) -> None:
+def test_a_commit_is_cut_off_at_a_random_moment(kind: str, seed: int, tmp_path: Path) -> None:
     chance = random.Random(f"{kind} {seed}")
     storage = Versioned(tmp_path, slow=0.004)
     source = tmp_path / "source"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
+import time
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -393,6 +395,39 @@ def test_a_cursor_is_json(tmp_path: Path) -> None:
     dir = hostler.persistent_dir("notes", load=lambda ctx: ({}, object()), commit="read-only")
     with pytest.raises(hostler.PersistenceError, match="JSON"):
         Session(tmp_path, dir).refresh()
+
+
+@pytest.mark.parametrize("what", ["load", "list", "read", "write", "delete"])
+def test_every_call_has_its_deadline(what: str, tmp_path: Path) -> None:
+    store = Storage({"a": b"x"}) if what == "load" else Shelf({"a": b"x"})
+    real = getattr(store, what)
+    free = threading.Event()
+
+    def hang(ctx: Any, *arguments: Any) -> Any:
+        free.wait(20)
+        return real(ctx, *arguments)
+
+    working = Session(tmp_path, store.dir())
+    if what in ("write", "delete"):
+        working.refresh()
+        working.write("b", b"new")
+        (working.path / "a").unlink()
+    setattr(store, what, hang)
+    session = Session(tmp_path, store.dir(timeout=0.2))
+    began = time.monotonic()
+    if what in ("write", "delete"):
+        error = session.commit().error
+    else:
+        with pytest.raises(hostler.PersistenceError) as raised:
+            session.refresh()
+        error = raised.value
+    assert f"{what} of the persistent dir /persistent/notes in session 's' gave no answer within 0.2 s" in str(error)
+    assert time.monotonic() - began < 5
+    free.set()
+    setattr(store, what, real)
+    session.refresh("t2")
+    assert session.commit("t2").error is None
+    assert contents(store) == session.files()
 
 
 def test_the_cursor_of_load_and_store(tmp_path: Path) -> None:
