@@ -160,6 +160,11 @@ class Root:
             else:
                 os.unlink(name, dir_fd=parent)
 
+    def mkdirs(self, path: str) -> None:
+        """Make a directory and its missing parents."""
+        with self._directory(path, split(path, self.virtual), _PASS, make=True):
+            pass
+
     def rmdir(self, path: str) -> None:
         """Remove a directory that is empty."""
         with self._parent(path) as (parent, name), self._explained(path, parent, name):
