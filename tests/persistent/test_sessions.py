@@ -163,6 +163,7 @@ def test_a_commit_that_hangs_does_not_hold_up_a_cancel(options: dict[str, Any]) 
     def hang(ctx: Any) -> None:
         begun.set()
         ctx.cancel.wait(30)
+        raise OSError("nobody waits")
 
     store.fault = hang
     with hostler.agent_session(FAKE, persistent_dirs=[store.dir()], **options) as session:

@@ -80,17 +80,18 @@ class Backing:
         files, cursor = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         if not isinstance(files, Mapping):
             raise self._calls.wrong("load", f"gave {type(files).__name__}, not a dict of paths and contents")
-        contents = {self._path(path): self._bytes(path, content) for path, content in files.items()}
+        self._check(files, rows)
+        contents = {path: self._bytes(path, content) for path, content in files.items()}
         self._json(cursor, "The cursor")
         known = {path: version_of(content, rows.get(path)) for path, content in contents.items()}
-        self._possible(known)
         return Theirs(known, contents=contents, cursor=cursor)
 
     def _listed(self, value: Any, rows: Mapping[str, Row]) -> Theirs:
         if not isinstance(value, Mapping):
             value = dict.fromkeys(value)
+        self._check(value, rows)
         versions = {
-            self._path(path): None if version is None else self._json(version, f"The version of {path!r}")
+            path: None if version is None else self._json(version, f"The version of {path!r}")
             for path, version in value.items()
         }
         known: dict[str, Version] = {}
@@ -98,7 +99,6 @@ class Backing:
             row = rows.get(path)
             if version is not None and row is not None and row.version == version and row.theirs is not None:
                 known[path] = row.theirs
-        self._possible(versions)
         return Theirs(known, frozenset(versions.keys() - known.keys()), versions)
 
     # ---- storing
@@ -169,17 +169,21 @@ class Backing:
         except TypeError as error:
             raise PersistenceError(f"{self._dir.path}: {error}.") from None
 
-    def _path(self, path: Any) -> str:
-        try:
-            parts = split(path, self._dir.path)
-            path.encode()
-        except (PathError, UnicodeEncodeError) as error:
-            raise PersistenceError(f"{self._dir.path} cannot be checked out: {error}") from None
-        if not parts or "/".join(parts) != path:
-            raise PersistenceError(
-                f"{self._dir.path} cannot be checked out: {path!r} is not the plain relative path of a file."
-            )
-        return path  # type: ignore[no-any-return]
+    def _check(self, paths: Iterable[Any], rows: Mapping[str, Row]) -> None:
+        """Raise PersistenceError for what is no path of a file; those that are in the rows were checked before."""
+        new = [path for path in paths if path not in rows]
+        for path in new:
+            try:
+                parts = split(path, self._dir.path)
+                path.encode()
+            except (PathError, UnicodeEncodeError) as error:
+                raise PersistenceError(f"{self._dir.path} cannot be checked out: {error}") from None
+            if not parts or "/".join(parts) != path:
+                raise PersistenceError(
+                    f"{self._dir.path} cannot be checked out: {path!r} is not the plain relative path of a file."
+                )
+        if new and (both := impossible(paths)) is not None:
+            raise PersistenceError(f"{self._dir.path} cannot be checked out: {both!r} is both a file and a folder.")
 
     def _bytes(self, path: str, content: Any) -> bytes:
         if isinstance(content, bytes):
@@ -187,10 +191,6 @@ class Backing:
         if isinstance(content, (bytearray, memoryview)):
             return bytes(content)
         raise PersistenceError(f"{self._dir.path}: the content of {path!r} is {type(content).__name__}, not bytes.")
-
-    def _possible(self, paths: Iterable[str]) -> None:
-        if (both := impossible(paths)) is not None:
-            raise PersistenceError(f"{self._dir.path} cannot be checked out: {both!r} is both a file and a folder.")
 
 
 def version_of(content: bytes, row: Row | None) -> Version:

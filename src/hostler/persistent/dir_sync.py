@@ -88,7 +88,10 @@ class DirSync:
         """What is changed in the checkout; nothing is stored."""
         async with self._open() as work:
             look = await self._look(work, freeze=False)
-            return report_of(self.dir, work.rows, look.changed, "uncommitted" if look.changed else "clean", look.odd)
+            pending = await asyncio.to_thread(work.ledger.pending)
+            cut_off = pending.changes if pending is not None else {}  # nobody knows whether that was stored
+            changed = {path: look.changed.get(path, work.rows.get(path, Row()).base) for path in cut_off} | look.changed
+            return report_of(self.dir, work.rows, changed, "uncommitted" if changed else "clean", look.odd)
 
     @property
     def path(self) -> str:
@@ -279,7 +282,7 @@ class DirSync:
                     "checked out anew before the next turn."
                 )
             found = work.folder.look(work.rows, work.frozen if freeze else None)
-            agreed = {path: replace(work.rows[path], entry=entry) for path, entry in found.touched.items()}
+            agreed = {path: work.rows[path]._replace(entry=entry) for path, entry in found.touched.items()}
             for path, version in list(found.changed.items()):
                 row = work.rows.get(path, Row())
                 if version == row.theirs:  # made to be what the storage has

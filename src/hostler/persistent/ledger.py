@@ -57,10 +57,12 @@ class Ledger:
 
     def rows(self) -> dict[str, Row]:
         """All files, as they were seen last."""
-        return {
-            path: Row(_version(base), _version(theirs), version, tuple(json.loads(entry)) if entry else None)
-            for path, base, theirs, version, entry in self._db.execute("select * from files")
-        }
+        rows = {}
+        for path, base, theirs, version, entry in self._db.execute("select * from files"):
+            known = _version(base)
+            numbers: Any = tuple(map(int, entry.split())) if entry else None
+            rows[path] = Row(known, known if theirs == base else _version(theirs), version, numbers)
+        return rows
 
     def attempts(self) -> dict[str, set[Version | None]]:
         """What earlier commits tried to store, of which nobody knows whether it was: if it is there, it is ours."""
@@ -157,7 +159,7 @@ class Ledger:
         self._db.executemany(
             "insert or replace into files values (?, ?, ?, ?, ?)",
             [
-                (path, _text(row.base), _text(row.theirs), row.version, row.entry and json.dumps(row.entry))
+                (path, _text(row.base), _text(row.theirs), row.version, row.entry and " ".join(map(str, row.entry)))
                 for path, row in rows.items()
                 if row.base is not None or row.theirs is not None
             ],
