@@ -127,8 +127,8 @@ class Session:
         """Store what is changed in the persistent dirs, or in the one at ``path``, between turns.
 
         ``merge`` holds for this commit in place of the dir's own; ``extra_body`` is for the dirs' callbacks, without it
-        the session's own, or that of its last turn. Raises `PersistenceConflict` or `PersistenceError` when one of them is not committed (its
-        changes stay in the session), `SessionBusy` while a turn runs or waits.
+        the session's own, or that of its last turn. Raises `PersistenceConflict` or `PersistenceError` when one of them
+        is not committed (its changes stay in the session), `SessionBusy` while a turn runs or waits.
         """
         return portal.run(self._core.commit(path, merge=merge, extra_body=extra_body, loop=None))
 

@@ -246,8 +246,8 @@ class SessionCore:
         """Store what is changed in the persistent dirs, or in the one at ``path``, between turns.
 
         ``merge`` holds for this commit in place of the dir's own; ``extra_body`` is for the dirs' callbacks, without it
-        the session's own, or that of its last turn. Raises `PersistenceConflict` or `PersistenceError` when one of them is not committed (its
-        changes stay in the session), `SessionBusy` while a turn runs or waits.
+        the session's own, or that of its last turn. Raises `PersistenceConflict` or `PersistenceError` when one of them
+        is not committed (its changes stay in the session), `SessionBusy` while a turn runs or waits.
         """
         self._check_open()
         if extra_body is None:
