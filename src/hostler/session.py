@@ -152,9 +152,7 @@ class SessionCore:
             if turn_id is None:
                 # Its first record was published just now, and nothing since: there is no need to look it up.
                 follower = self._live.host.journal.follow(self._live.id, found.first, found.id, current=True)
-                return TurnSource(
-                    self._live, follower, cancel_on_leave=self.ephemeral, output=output, raises=raises
-                )
+                return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral, output=output, raises=raises)
         follower = self._live.host.journal.follow(self._live.id, found.first - 1, found.id)
         return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral, output=output, raises=raises)
 
