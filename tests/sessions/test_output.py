@@ -273,6 +273,22 @@ def test_a_recorded_outcome_is_the_same_again(models: ModelServer, tmp_path: Pat
     harness.sessions.delete("k")
 
 
+def test_an_answer_that_was_asked_for_again_is_known_in_the_callers_transcript(
+    models: ModelServer, tmp_path: Path
+) -> None:
+    host = hostler.local_host(data_dir=tmp_path / "hosted")
+    harness = hostler.create_harness(
+        host=host, runtime=FAKE_PROGRAM.harness, output=Horse, **FAKE_PROGRAM.options(models)
+    )
+    messages = [{"role": "user", "content": steps({"text": "none"}, {"next": [{"text": json.dumps(BO)}]})}]
+    for _ in range(2):
+        result = hostler.generate_harness(harness=harness, messages=messages, session="k")
+        assert result.output == Horse(name="Bo", age=4)
+        messages += [{"role": "assistant", "content": result.text}, {"role": "user", "content": messages[0]["content"]}]
+    assert result.context == "appended"
+    harness.sessions.delete("k")
+
+
 def test_what_is_no_type_is_refused_before_anything_is_made(models: ModelServer, state_dir: Path) -> None:
     options = FAKE_PROGRAM.options(models)
     for bad, error in (("Horse", TypeError), ({"type": "hors"}, ValueError), ({"$ref": "http://x/y"}, ValueError)):

@@ -56,6 +56,7 @@ def read(program: Program, session: Any, models: ModelServer, name: str, path: s
     return json.dumps(models.calls[-1].body) + " ".join(outputs)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("program", ALL, ids=ids)
 def test_skills_on_every_program(
     program: Program, models: ModelServer, shoeing: Path, tmp_path: Path, workspace: Path
