@@ -26,12 +26,14 @@ from .artifacts import ArtifactsCore
 from .content import ByteStream, Content
 from .files import FilesCore
 from .follow import Follow
+from .persistent.dirs import Merge
+from .opening import fork_session
 from .profile import SessionInfo, SessionsCore
 from .session import SessionCore
 from .stream import Stream, open_stream
 from .types.events import Approval
 from .types.options import OptionsDict
-from .types.result import FileEntry, FileRef, Result, Usage
+from .types.result import FileEntry, FileRef, Persistence, Result, Usage
 from .types.state import State
 
 
@@ -78,11 +80,11 @@ TAIL = '''
         Raises SessionBusy while a turn runs or waits, ValueError for a key that is taken, CapabilityUnsupported where
         the program keeps its history out of reach.
         """
-        return Session(portal.run(self._core.fork(key)))
+        return Session(portal.run(fork_session(self._core, key)))
 
     async def afork(self, key: str) -> Session:
         """The async twin of `fork`."""
-        return Session(await portal.arun(self._core.fork(key)))
+        return Session(await portal.arun(fork_session(self._core, key)))
 
     def __enter__(self) -> Session:
         return self

@@ -10,12 +10,14 @@ from .artifacts import ArtifactsCore
 from .content import ByteStream, Content
 from .files import FilesCore
 from .follow import Follow
+from .opening import fork_session
+from .persistent.dirs import Merge
 from .profile import SessionInfo, SessionsCore
 from .session import SessionCore
 from .stream import Stream, open_stream
 from .types.events import Approval
 from .types.options import OptionsDict
-from .types.result import FileEntry, FileRef, Result, Usage
+from .types.result import FileEntry, FileRef, Persistence, Result, Usage
 from .types.state import State
 
 
@@ -64,7 +66,8 @@ class Session:
         """Run one turn and give its Result, also when the turn failed (see ``stop_reason`` and ``error``).
 
         Options hold for this call only. Raises set-up errors (`HarnessInstallFailed`, `SessionLost`, ...), `SessionBusy`
-        with ``on_busy="reject"``, and `SessionClosed` after ``close()``, ``detach()`` or ``stop()``.
+        with ``on_busy="reject"``, `SessionClosed` after ``close()``, ``detach()`` or ``stop()``, and `OutputInvalid` when
+        the answer does not fit ``output=``, not even when it was asked for once more.
         """
         return portal.run(self._core.run(prompt, loop=None, **options))
 
@@ -147,6 +150,21 @@ class Session:
         """The async twin of `restore`."""
         return await portal.arun(self._core.restore(id))
 
+    def commit(self, path: str | None = None, *, merge: Merge | None = None, extra_body: Any = None) -> Persistence:
+        """Store what is changed in the persistent dirs, or in the one at ``path``, between turns.
+
+        ``merge`` holds for this commit in place of the dir's own; ``extra_body`` is for the dirs' callbacks, without it
+        the session's own, or that of its last turn. Raises `PersistenceConflict` or `PersistenceError` when one of them
+        is not committed (its changes stay in the session), `SessionBusy` while a turn runs or waits.
+        """
+        return portal.run(self._core.commit(path, merge=merge, extra_body=extra_body, loop=None))
+
+    async def acommit(
+        self, path: str | None = None, *, merge: Merge | None = None, extra_body: Any = None
+    ) -> Persistence:
+        """The async twin of `commit`."""
+        return await portal.arun(self._core.commit(path, merge=merge, extra_body=extra_body, loop=portal.caller_loop()))
+
     def approvals(self) -> list[Approval]:
         """The questions of the running turn that nobody has answered, whichever process runs it."""
         return portal.run(self._core.approvals())
@@ -196,11 +214,11 @@ class Session:
         Raises SessionBusy while a turn runs or waits, ValueError for a key that is taken, CapabilityUnsupported where
         the program keeps its history out of reach.
         """
-        return Session(portal.run(self._core.fork(key)))
+        return Session(portal.run(fork_session(self._core, key)))
 
     async def afork(self, key: str) -> Session:
         """The async twin of `fork`."""
-        return Session(await portal.arun(self._core.fork(key)))
+        return Session(await portal.arun(fork_session(self._core, key)))
 
     def __enter__(self) -> Session:
         return self

@@ -100,8 +100,6 @@ async def ready(
 
     ``known``: the same call was accepted before, so nothing is made ready again, nor steered or interrupted."""
     overrides = {**incoming.rules, **overrides}
-    if overrides.get("output", "") is None:  # the caller wants none, whatever the type has
-        del overrides["output"]
     if known:
         overrides["on_busy"] = "queue"
     if incoming.prompt is not None:

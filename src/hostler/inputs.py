@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .output import wanted
+
 if TYPE_CHECKING:
     from .faces import Files, Session
 
@@ -50,7 +52,7 @@ def input_type(
 
     ``input_schema`` is a pydantic model (or another type that pydantic reads) or a JSON Schema; ``to_messages(input,
     context)``, sync or async, gets a model's instance, or the dict, and an `InputContext`, and gives messages.
-    ``instructions`` are added to the session's for each such turn. Raises TypeError or ValueError for what is none of that.
+    ``instructions`` are added to the session's for each such turn, and ``output`` takes the place of its own. Raises TypeError or ValueError for what is none of that.
     """
     if not callable(to_messages):
         raise TypeError(f"to_messages must be a function (input, context) -> messages, not {to_messages!r}.")
@@ -58,7 +60,7 @@ def input_type(
         if not isinstance(text, str):
             raise TypeError(f"{name} must be a string, not {type(text).__name__}.")
     check = _by_json_schema(input_schema) if isinstance(input_schema, Mapping) else _by_type(input_schema)
-    return InputType(description, input_schema, to_messages, output, instructions, check)
+    return InputType(description, input_schema, to_messages, wanted(output), instructions, check)
 
 
 class _Wrong(Exception):

@@ -13,9 +13,9 @@ import shutil
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from . import keeper
+from . import keeper, skills
 from .endpoint import TOOLS_PATH, Route
 from .keeper import KeeperAddress, KeeperError, KeeperRefused, KeeperSpec
 from .program import Program
@@ -33,7 +33,9 @@ from .types.errors import (
 from .types.runtime import Folded, Launch, LaunchContext, Runtime
 from .types.sandbox import Enclosure, Folders, Job, Sandbox
 from .workspace import SessionDirs, native
+from .workspace.blobs import Blobs
 from .workspace.confined import Root, make_folder
+from .workspace.roots import VIRTUAL, Roots
 
 MARK = "HOSTLER_RUN"
 ARTIFACTS = "HOSTLER_ARTIFACTS"
@@ -91,15 +93,52 @@ class Place:
     orphan_ttl: float
     spool_limit: int
 
+    @property
+    def skills(self) -> str | None:
+        """The folder of the session's skills, as the program sees it; None when it has none."""
+        if not self.rules.get("skills"):
+            return None
+        return "/skills" if self.sandbox.workdir == VIRTUAL else self.dirs.skills
+
+    @property
+    def schema_at(self) -> Literal["launch", "prompt"] | None:
+        """When the program is told what its answers are to look like; see `Runtime.takes_schema`."""
+        schema = self.rules.get("output")
+        return None if schema is None else self.runtime.takes_schema(schema)
+
+    @property
+    def offered(self) -> str | None:
+        """What the program is told about skills that it does not offer by itself."""
+        if self.skills is None or self.runtime.capabilities.skills == "native":
+            return None
+        return skills.listing(self.rules["skills"], self.skills)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The persistent dirs that the program may write, as it sees them."""
+        there = "/persistent" if self.sandbox.workdir == VIRTUAL else self.dirs.persistent
+        return tuple(f"{there}/{name}" for name in self._persistent(read_only=False))
+
+    @property
+    def readonly(self) -> tuple[str, ...]:
+        """The names of the persistent dirs that it may not."""
+        return self._persistent(read_only=True)
+
+    def _persistent(self, *, read_only: bool) -> tuple[str, ...]:
+        rules = self.rules.get("persistent_dirs") or ()
+        return tuple(r["path"].rsplit("/", 1)[1] for r in rules if (r["commit"] == "read-only") is read_only)
+
     def fingerprint(self) -> str:
         """Changes when a live program cannot go on under these rules."""
         per_launch = {k: v for k, v in self.rules.items() if k not in _PER_TURN}
+        if self.schema_at != "launch":
+            per_launch.pop("output", None)
         rules = [per_launch, self.route.model, self.route.wire, self.sandbox.workdir, self.approvals, self.tools]
         return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:32]
 
 
 _INSTRUCTIONS = 1 << 16  # bytes of a project's instruction file that are read
-_PER_TURN = ("timeout", "max_cost", "metadata", "api_base", "trace", "redact", "extra_body")
+_PER_TURN = ("timeout", "max_cost", "metadata", "api_base", "trace", "redact", "extra_body", "on_persistence_error")
 
 
 def may_resume(stored: Stored, place: Place) -> str | None:
@@ -218,15 +257,19 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
             approvals=place.approvals,
             max_turns=rules["max_turns"],
             effort=rules["effort"],
-            output_schema=rules.get("output"),
+            output_schema=rules["output"] if place.schema_at == "launch" else None,
             tool_url=url + TOOLS_PATH if tool_token else None,
             tool_token=tool_token,
             mcp_servers=inside.servers,
             options=rules["options"],
             artifacts=folders.artifacts,
+            skills=place.skills,
+            folders=place.folders,
         )
         plan, folded = _plan(runtime, context)
         await asyncio.to_thread(_write_files, dirs, folders, plan)
+        if place.skills is not None:
+            await asyncio.to_thread(skills.lay_out, rules["skills"], Blobs(dirs.blobs), dirs.skills)
         env = {**sandbox.environment(home=folders.home, tmp=folders.tmp), **plan.env, ARTIFACTS: folders.artifacts}
         spec = KeeperSpec(
             argv=[*inside.wrap, *plan.argv],
@@ -272,7 +315,11 @@ async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) ->
 
 
 def _enclose(place: Place, argv: tuple[str, ...]) -> Enclosure:
-    job = Job(argv, place.dirs.folders(place.sandbox.root), place.rules["permissions"], place.rules["mcp_servers"])
+    readonly = tuple(os.path.join(place.dirs.persistent, name) for name in place.readonly)
+    for folder in readonly:
+        make_folder(folder)
+    folders = place.dirs.folders(place.sandbox.root)
+    job = Job(argv, folders, place.rules["permissions"], place.rules["mcp_servers"], readonly)
     try:
         return place.sandbox.enclose(job)
     except OSError as error:
@@ -344,8 +391,11 @@ def _project_code(place: Place) -> str | None:
 
 
 def _instructions(place: Place) -> str | None:
-    """The caller's, and the project's where the program does not read them itself."""
-    parts = [place.rules["instructions"]]
+    """The caller's, and those of skills and of the project where the program does not read them itself."""
+    given = place.rules["instructions"]
+    if given and place.sandbox.workdir != VIRTUAL:  # a program that does not see the folders under their names
+        given = Roots(place.dirs.workspace(place.sandbox.root).mounts).translated(given)
+    parts = [given, place.offered]
     for name in place.runtime.project_instructions:
         with contextlib.suppress(OSError, PathError):
             text = Root(place.sandbox.root).read(name, _INSTRUCTIONS).decode(errors="replace").strip()
@@ -370,6 +420,11 @@ def _write_files(dirs: SessionDirs, inside: Folders, plan: Launch) -> None:
                 break
         else:
             raise ValueError(f"A runtime wants to write {path}, outside its home and its files_dir.")
+    for path, target in plan.links.items():
+        if not path.startswith(dirs.launch + os.sep):
+            raise ValueError(f"A runtime wants to link {path}, outside its files_dir.")
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        os.symlink(target, path)
 
 
 def _address(program: Mapping[str, Any]) -> KeeperAddress:

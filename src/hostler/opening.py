@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row
 
-from . import ladder, portal
+from . import ladder, portal, skills
 from .host import Host, implicit_host
 from .host.hold import stored_of
 from .host.live import LiveSession, route_of
-from .rules import refuse_unbuilt, refuse_unheld
+from .options import read_options
+from .persistent.memory import remember_tool
+from .persistent.rules import completed
+from .rules import refuse_unheld
 from .runtimes import runtime_for
 from .sandbox import auto
 from .sandboxes.choice import MADE_WITHOUT, recipe_of
@@ -29,6 +32,7 @@ from .types.runtime import AcpAgent, Harness, Runtime, acp_agent, check_harness
 from .types.sandbox import Sandbox
 from .types.state import State
 from .workspace import SessionDirs, Workspace, check_apart
+from .workspace.blobs import Blobs
 
 if TYPE_CHECKING:
     from .toolserver import HostTool
@@ -38,7 +42,7 @@ async def open_session(
     harness: Harness | AcpAgent | Runtime, given: Mapping[str, Any], *, ephemeral: bool = False
 ) -> SessionCore:
     """A new session with a generated key on the implicit host."""
-    options = Options.of(given)
+    options = await read_options(given)
     host = await implicit_host(options.state_dir)
     live = await make(host, f"s-{uuid.uuid4().hex}", check_harness(harness), options, ephemeral=ephemeral)
     return SessionCore(live, ephemeral=ephemeral)
@@ -52,7 +56,7 @@ async def resume_session(state: State, given: Mapping[str, Any]) -> SessionCore:
         state = State.loads(state.dumps())  # one that was put together by hand is no better than one that was read
     except (TypeError, UnicodeEncodeError) as error:
         raise StateIncompatible(f"This is not a hostler state: {error}.") from None
-    options = Options.of(given)
+    options = await read_options(given)
     host = await implicit_host(options.state_dir)
     row = await host.store.read(lambda conn: queries.find_session(conn, state.session))
     if row is None:
@@ -73,6 +77,14 @@ async def resume_session(state: State, given: Mapping[str, Any]) -> SessionCore:
     return SessionCore(await again(host, row, options, given))
 
 
+async def fork_session(core: SessionCore, key: str) -> SessionCore:
+    """A new session under ``key`` that goes on from where ``core`` is, with what the app gave to that one."""
+    row, live = await core.fork(key), core.live
+    dirs = SessionDirs.of(live.host.data_dir, key)
+    options = replace(live.options, sandbox=await asyncio.to_thread(live.sandbox.on, dirs.session))
+    return SessionCore(await again(live.host, row, options, {}))
+
+
 async def make(
     host: Host,
     key: str,
@@ -84,11 +96,10 @@ async def make(
 ) -> LiveSession:
     """A new session under ``key``; what cannot be held is refused before anything is stored. ``own`` is stored with the
     rules."""
-    refuse_unbuilt(options)
     runtime = runtime_for(harness)
     refuse_unheld(runtime, options, confined=True)
-    tools = await _tools(options)
     dirs = SessionDirs.of(host.data_dir, key)
+    tools = await _tools(options, dirs, runtime)
     sandbox, owned = await _sandbox(options.sandbox, dirs, host)
     refuse_unheld(runtime, options, confined=sandbox.confined)
     if dirs.used and await host.store.read(lambda conn: queries.find_session(conn, key)) is None:
@@ -100,6 +111,8 @@ async def make(
     if isinstance(harness, AcpAgent):
         rules[_COMMAND] = list(harness.command)
     route_of(runtime, rules, options.api_key)
+    if options.skills:
+        await asyncio.to_thread(skills.keep, options.skills, Blobs(dirs.blobs))
     row = await host.store.write(
         lambda conn: queries.create_session(
             conn,
@@ -128,14 +141,14 @@ async def again(
 ) -> LiveSession:
     """A session that is in the store, under the same rules; those in ``given`` and ``own`` replace the stored ones. With
     ``replay`` its program's history need not be there any more: the caller tells all of it."""
-    refuse_unbuilt(options)
     runtime = _runtime_of(row)
     if missing := sorted(set(row.callables) - set(options.callables())):
         raise OptionsMismatch(
             f"Session {row.key!r} was made with {', '.join(missing)}; pass the same again. Functions cannot be stored."
         )
-    tools = await _tools(options)
+    options = replace(options, persistent_dirs=completed(options.persistent_dirs, row.rules.get("persistent_dirs", ())))
     dirs = SessionDirs.of(host.data_dir, row.key)
+    tools = await _tools(options, dirs, runtime)
     live = host.sessions.get(row.id)
     if live is not None and options.sandbox is live.options.sandbox:
         sandbox = live.sandbox
@@ -147,6 +160,10 @@ async def again(
         runtime, replace(options, **{n: v for n, v in rules.items() if n in Options.RULES}), confined=sandbox.confined
     )
     route_of(runtime, rules, options.api_key)
+    if options.skills and (row.id not in host.sessions or rules.get("skills") != row.rules.get("skills")):
+        await asyncio.to_thread(skills.keep, options.skills, Blobs(dirs.blobs))
+    elif row.rules.get("skills") and not rules.get("skills"):
+        await asyncio.to_thread(skills.lay_out, (), Blobs(dirs.blobs), dirs.skills)
     if rules != row.rules or options.callables() != row.callables:
         await host.store.write(lambda conn: queries.change_rules(conn, row.id, rules, options.callables()))
     if live is not None:
@@ -180,15 +197,17 @@ def _runtime_of(row: Row[Any]) -> Runtime:
     return runtime_for(row.harness)
 
 
-async def _tools(options: Options) -> tuple[HostTool, ...]:
-    """The app's functions as tools. Raises TypeError naming one that cannot be offered."""
-    if not options.tools:
+async def _tools(options: Options, dirs: SessionDirs, runtime: Runtime) -> tuple[HostTool, ...]:
+    """The app's functions as tools, and what its memory needs. Raises TypeError naming one that cannot be offered."""
+    memories = [dir for dir in options.persistent_dirs if dir.index is not None and not dir.read_only]
+    functions = [*options.tools, *(remember_tool(dirs, dir) for dir in memories if runtime.capabilities.tools)]
+    if not functions:
         return ()
 
     def work() -> tuple[HostTool, ...]:
         from .toolserver import host_tools  # takes most of a second to import
 
-        return host_tools(options.tools)
+        return host_tools(functions)
 
     return await asyncio.to_thread(work)
 

@@ -20,12 +20,13 @@ from .host.journal import Follower
 from .incoming import Incoming, ready
 from .inputs import InputType
 from .opening import again, keyed, make
-from .rules import check_key, refuse_unbuilt, refuse_unheld
+from .options import options_of
+from .rules import check_key, refuse_unheld
 from .runtimes import runtime_for
 from .session import SessionCore, TurnSource
 from .store import queries
-from .types.errors import CapabilityUnsupported, SessionLost, StateIncompatible
-from .types.options import HarnessOptions, Options
+from .types.errors import SessionLost, StateIncompatible
+from .types.options import HarnessOptions
 from .types.result import Usage
 from .types.runtime import AcpAgent, Harness, Runtime, check_harness
 
@@ -99,8 +100,7 @@ class HarnessProfile:
         self.host = host
         self.runtime = runtime
         self.given = dict(given)
-        self.options = Options.of(given)
-        refuse_unbuilt(self.options)
+        self.options = options_of(given)
         refuse_unheld(runtime_for(runtime), self.options, confined=True)
 
     def __repr__(self) -> str:
@@ -131,9 +131,6 @@ def create_harness(
             raise TypeError(f"input_types takes {{name: hostler.input_type(...)}}; {name!r} is {kind!r}.")
     if fetch is not None and not callable(fetch):
         raise TypeError(f"fetch must be a function of a URL, not {fetch!r}.")
-    for name in ("persistent_dirs",):
-        if given.pop(name, None):
-            raise CapabilityUnsupported(f"{name} cannot be given to any harness yet.")
     if "state_dir" in given:
         raise TypeError("state_dir= does not go with host=: the host's data_dir is where its sessions are.")
     return HarnessProfile(host, check_harness(runtime), given, input_types=input_types, fetch=fetch)

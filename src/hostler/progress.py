@@ -38,7 +38,16 @@ from .types.runtime import (
 _STDERR = 4096  # bytes of the program's stderr that are kept for errors
 _VERSION = 1
 
-Item = Frame | ModelCall | CallbackFailed | Command
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The program has ended the turn with an answer that does not do: the same turn goes on with another prompt."""
+
+    text: str
+    schema: Mapping[str, Any] | None = None
+
+
+Item = Frame | ModelCall | CallbackFailed | Command | Again
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,7 @@ class Progress:
     exited: int | None = None
     frame: int = 0
     masking: Mapping[str, Any] = field(default_factory=dict)
+    asked_again: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -70,6 +80,7 @@ class Progress:
             "exited": self.exited,
             "frame": self.frame,
             "masking": self.masking,
+            "asked_again": self.asked_again,
         }
 
     @classmethod
@@ -85,6 +96,7 @@ class Progress:
             data["exited"],
             data["frame"],
             data["masking"],
+            data.get("asked_again", False),
         )
 
 
@@ -121,9 +133,12 @@ def advance(codec: Codec, progress: Progress, item: Item) -> Step:
         folded = replace(folded, events=(item, *folded.events))
     elif isinstance(item, CallbackFailed):
         folded = Folded(progress.codec, (item,))
+    elif isinstance(item, Again):
+        progress = replace(progress, asked_again=True)
+        folded = codec.encode(progress.codec, Prompt(f"{progress.turn}:again", item.text, schema=item.schema))
     else:
         if isinstance(item, Prompt):
-            progress = replace(progress, turn=item.turn, steps=0, stop=None)
+            progress = replace(progress, turn=item.turn, steps=0, stop=None, asked_again=False)
         folded = codec.encode(progress.codec, item)
     return _sorted(replace(progress, codec=folded.state, owed=progress.owed + folded.sends), folded)
 
@@ -206,6 +221,15 @@ def exit_error(progress: Progress) -> ErrorInfo:
 def text_of(events: Iterable[Event], *, whole: bool = False) -> str:
     """The answer that was streamed: the text after the last tool call, without what was retracted; with ``whole`` also
     the text before it."""
+    return "".join("".join(deltas) for deltas in _answer(events, whole).values())
+
+
+def items_of(events: Iterable[Event]) -> tuple[str, ...]:
+    """The items that this answer was streamed under."""
+    return tuple(_answer(events, whole=False))
+
+
+def _answer(events: Iterable[Event], whole: bool) -> dict[str, list[str]]:
     pieces: dict[str, list[str]] = {}
     for event in events:
         if isinstance(event, Text):
@@ -214,7 +238,7 @@ def text_of(events: Iterable[Event], *, whole: bool = False) -> str:
             pieces.pop(event.item, None)
         elif isinstance(event, ToolCall) and not whole:
             pieces.clear()
-    return "".join("".join(deltas) for deltas in pieces.values())
+    return pieces
 
 
 def _exit_code(data: bytes) -> int:

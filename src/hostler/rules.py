@@ -8,14 +8,6 @@ from .types.errors import CapabilityUnsupported
 from .types.options import Options
 from .types.runtime import Runtime
 
-
-def refuse_unbuilt(options: Options) -> None:
-    """Raise CapabilityUnsupported for options that no program can be given yet."""
-    for name in ("skills", "output"):
-        if getattr(options, name):
-            raise CapabilityUnsupported(f"{name} cannot be given to any program yet.")
-
-
 _KEY = 512  # characters
 _BY_MOUNTS = ("edit", "read-only")  # what a confined sandbox holds by itself, whatever the program can
 

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, Unpack
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from . import portal
 from .artifacts import ArtifactsCore
@@ -16,13 +16,17 @@ from .host import rest
 from .host.errors import raise_for_setup
 from .host.journal import Follower
 from .host.live import Call, LiveSession
-from .rules import check_key, refuse_unbuilt, refuse_unheld
+from .host.persistence import Behalf, raise_for_persistence
+from .options import read_options
+from .output import Output, checked, held
+from .persistent.dirs import Merge
+from .rules import check_key, refuse_unheld
 from .store import queries, spoken
 from .store.queries import Turn
 from .types.errors import CapabilityUnsupported, SessionClosed
 from .types.events import Approval, Done, Record, TurnEvent, is_turn_event
-from .types.options import Options, OptionsDict
-from .types.result import Result, Usage
+from .types.options import OptionsDict
+from .types.result import Persistence, Result, Usage
 from .types.state import State
 from .workspace import native
 
@@ -90,7 +94,8 @@ class SessionCore:
         """Run one turn and give its Result, also when the turn failed (see ``stop_reason`` and ``error``).
 
         Options hold for this call only. Raises set-up errors (`HarnessInstallFailed`, `SessionLost`, ...), `SessionBusy`
-        with ``on_busy="reject"``, and `SessionClosed` after ``close()``, ``detach()`` or ``stop()``.
+        with ``on_busy="reject"``, `SessionClosed` after ``close()``, ``detach()`` or ``stop()``, and `OutputInvalid` when
+        the answer does not fit ``output=``, not even when it was asked for once more.
         """
         source = await self.begin(prompt, loop=loop, **options)
         events: list[TurnEvent] = []
@@ -98,7 +103,7 @@ class SessionCore:
             events += batch
         done = events.pop()
         assert isinstance(done, Done)
-        return replace(done.result, events=tuple(events))
+        return checked(replace(done.result, events=tuple(events)))
 
     async def begin(
         self,
@@ -116,18 +121,20 @@ class SessionCore:
         if not isinstance(prompt, str):
             raise TypeError(f"The prompt must be a string, not {type(prompt).__name__}.")
         prompt.encode("utf-8", "strict")
-        given = Options.of(options)
+        given = await read_options(options)
         rules = {name: value for name, value in given.rules().items() if name in options}
-        refuse_unbuilt(given)
         refuse_unheld(
             self._live.runtime, replace(given, tools=self._live.options.tools), confined=self._live.sandbox.confined
         )
-        for name in ("sandbox", "state_dir", "tools", "skills", "output"):
+        for name in ("sandbox", "state_dir", "tools", "persistent_dirs", "skills"):
             if name in options:
                 raise CapabilityUnsupported(f"{name} belongs to the session and cannot be changed for one call.")
         if extra_body is None:
             extra_body = self._live.rules.get("extra_body")
-        call = Call(given.on_approval, given.on_event, loop, given.api_key)
+        on_error = given.on_persistence_error if callable(given.on_persistence_error) else None
+        call = Call(given.on_approval, on_error, given.on_event, loop, given.api_key, given.output)
+        raises = {**self._live.rules, **rules}.get("on_persistence_error") == "raise"
+        output = held(rules.get("output", self._live.rules.get("output")), given.output, self._live.options.output)
         on_busy = given.on_busy if "on_busy" in options else self._live.options.on_busy
         if on_busy == "steer" and self._live.running is not None:
             turn = self._live.steer(prompt)
@@ -148,9 +155,9 @@ class SessionCore:
             if turn_id is None:
                 # Its first record was published just now, and nothing since: there is no need to look it up.
                 follower = self._live.host.journal.follow(self._live.id, found.first, found.id, current=True)
-                return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral)
+                return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral, output=output, raises=raises)
         follower = self._live.host.journal.follow(self._live.id, found.first - 1, found.id)
-        return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral)
+        return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral, output=output, raises=raises)
 
     def lend(self) -> None:
         """This handle is gone, and the session stays in hand for the next call, until its program makes room."""
@@ -249,10 +256,30 @@ class SessionCore:
         self._check_open()
         await self._whole(rest.restore(self._live, id))
 
-    async def fork(self, key: str) -> SessionCore:
+    async def fork(self, key: str) -> Row[Any]:
+        """A new session that goes on from here, as it is stored; `opening` gives its handle."""
         self._check_open()
         check_key(key)
-        return SessionCore(await self._whole(rest.fork(self._live, key)))
+        return await self._whole(rest.fork(self._live, key))
+
+    async def commit(
+        self,
+        path: str | None = None,
+        *,
+        merge: Merge | None = None,
+        extra_body: Any = None,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> Persistence:
+        """Store what is changed in the persistent dirs, or in the one at ``path``, between turns.
+
+        ``merge`` holds for this commit in place of the dir's own; ``extra_body`` is for the dirs' callbacks, without it
+        the session's own, or that of its last turn. Raises `PersistenceConflict` or `PersistenceError` when one of them
+        is not committed (its changes stay in the session), `SessionBusy` while a turn runs or waits.
+        """
+        self._check_open()
+        if extra_body is None:
+            extra_body = self._live.rules.get("extra_body")
+        return await self._live.persistent.commit(path, Behalf(None, extra_body, loop), merge)
 
     async def approvals(self) -> list[Approval]:
         """The questions of the running turn that nobody has answered, whichever process runs it."""
@@ -280,10 +307,20 @@ class SessionCore:
 class TurnSource:
     """The events of one turn, read from the journal."""
 
-    def __init__(self, live: LiveSession, follower: Follower, *, cancel_on_leave: bool) -> None:
+    def __init__(
+        self,
+        live: LiveSession,
+        follower: Follower,
+        *,
+        cancel_on_leave: bool,
+        output: Output | None = None,
+        raises: bool = False,
+    ) -> None:
         self._live = live
+        self._raises = raises  # also for what was not committed
         self._follower = follower
         self._cancel_on_leave = cancel_on_leave
+        self._output = output
 
     async def batch(self) -> list[TurnEvent]:
         """The next events, at least one, the last of all is the `Done`. Raises set-up errors in its place."""
@@ -294,9 +331,18 @@ class TurnSource:
                     await self._live.close()
                     self._live.host.leave(self._live)
                 raise_for_setup(events[-1].result)
+                events[-1] = await self._made(events[-1])
+                if self._raises:
+                    raise_for_persistence(events[-1].result.persistence, events[-1].result)
             if events:
                 return events
         return []
+
+    async def _made(self, done: Done) -> Done:
+        """The end of the turn with its output as the caller's own type has it; making that may block."""
+        if self._output is None or done.result.stop_reason != "done":
+            return done
+        return Done(await asyncio.to_thread(self._output.made, done.result))
 
     def _shown(self, record: Record) -> TurnEvent:
         event: Any = record.event

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from . import portal
+from .output import checked
 from .types.events import Done, TurnEvent
 from .types.result import Result
 
@@ -46,10 +47,11 @@ class Stream:
 
     @property
     def result(self) -> Result:
-        """The turn's Result. Raises RuntimeError before its end."""
+        """The turn's Result. Raises RuntimeError before its end, and OutputInvalid (which has the Result) when the answer
+        does not fit ``output=``."""
         if self._result is None:
             raise RuntimeError("The turn is not over yet: iterate the stream to its end, or await stream.finished.")
-        return self._result
+        return checked(self._result)
 
     @property
     def finished(self) -> Finished:

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
+from .answer import refusal, settle
+from .output import Output
 from .program import Gone, Program
-from .progress import Progress, advance, exit_error, text_of
+from .progress import Again, Progress, advance, exit_error, text_of
 from .store.queries import Journalled
 from .telemetry.redaction import Masker
 from .types.events import (
@@ -110,6 +112,7 @@ async def run_turn(
     journal: Journal,
     masker: Masker,
     on_approval: Callable[[Approval], None] | None,
+    output: Output | None = None,
 ) -> Outcome:
     """Give the prompt to the program and journal all that comes of it, behind ``first``, until the turn is over.
 
@@ -201,6 +204,20 @@ async def run_turn(
                 events += masker.rest()
             progress = replace(progress, masking=masker.carry())
             running.events += events
+            if end is not None and output is not None:
+                stop = running.stop or _exceeded(running, progress, bounds)
+                end, wrong = await settle(output, end, running.events, stop=stop, last=progress.asked_again)
+                if wrong is not None:
+                    # What follows the end in the log is read after this: a crash finds both or neither in the store.
+                    step = advance(codec, progress, Again(output.again(wrong), prompt.schema))
+                    progress, named, end = step.progress, step.native_id or named, step.end
+                    refused = [(masker.mask(event), None) for event in refusal(running.events, wrong)]
+                    events += refused
+                    running.events += refused
+                    sends += step.sends
+                    items = [*leftover]
+                elif stop is not None and end.stop_reason == "interrupted":
+                    progress = replace(progress, stop=progress.stop or stop)
             native_id = named or native_id
             if end is not None:
                 return await _over(program, progress, native_id, end, tuple(events), leftover)

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from endpoint_door import PATHS, WIRES, body, script
 
+from hostler.testing.model_sample import sample
 from hostler.testing.model_script import Said, next_step
 from hostler.testing.model_server import ModelServer
 
@@ -50,6 +51,28 @@ def test_tool_calls_one_and_many(model_server: ModelServer, wire: str, stream: b
     assert "echo one" in one
     assert "echo two" in two
     assert "three" in two
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (
+            {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}, "b": {}}, "required": ["a"]},
+            {"a": 3},
+        ),
+        (
+            {"$defs": {"A": {"enum": ["x", "y"]}}, "type": "array", "minItems": 2, "items": {"$ref": "#/$defs/A"}},
+            ["x", "x"],
+        ),
+        ({"anyOf": [{"type": "string", "minLength": 6}, {"type": "null"}]}, "wordxx"),
+        ({"type": ["boolean", "null"]}, True),
+        ({"type": "string", "format": "date"}, "2024-02-29"),
+        ({"$defs": {"A": {"$ref": "#/$defs/A"}}, "$ref": "#/$defs/A"}, None),
+        ({"const": 0}, 0),
+    ],
+)
+def test_a_sample_fits_its_schema(schema: dict[str, Any], value: Any) -> None:
+    assert sample(schema) == value
 
 
 def test_the_script_in_the_prompt_goes_on_with_the_conversation() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pydantic
 import pytest
 from tests.messages.support import FAKE, Chat, Message, user
+from tests.sessions.programs import seen_as
 
 import hostler
 from hostler.testing.model_server import ModelServer
@@ -150,6 +151,12 @@ SCHEMA = {
     "properties": {"n": {"type": "integer"}, "of": {"type": "object", "properties": {"x": {"type": "string"}}}},
     "required": ["n"],
 }
+
+
+def said(text: str) -> str:
+    return json.dumps([{"text": text}])
+
+
 TYPES = {
     "account.brief": hostler.input_type(
         description="A brief on an account", input_schema=Brief, to_messages=brief, instructions="Use a table."
@@ -158,7 +165,7 @@ TYPES = {
         description="Counting", input_schema=SCHEMA, to_messages=lambda i, c: f"[{{\"text\": \"{i['n'] + 1}\"}}]"
     ),
     "report": hostler.input_type(
-        description="With output", input_schema=SCHEMA, to_messages=lambda i, c: '[{"text": "x"}]', output={"type": "object"}
+        description="With output", input_schema=SCHEMA, to_messages=lambda i, c: said(json.dumps(i)), output=dict[str, int]
     ),
 }  # fmt: skip
 
@@ -215,10 +222,14 @@ def test_invalid_input_names_the_field_before_anything_starts(
     assert not (tmp_path / "data").exists()
 
 
-def test_output_of_a_type_is_refused_until_it_can_be_held_and_can_be_overridden(jobs: Chat) -> None:
-    with pytest.raises(hostler.CapabilityUnsupported, match="output"):
-        typed(jobs, "report", {"n": 1})
-    assert typed(jobs, "report", {"n": 1}, output=None).text == "x"
+def test_output_of_a_type_is_that_of_its_turns_and_can_be_overridden(jobs: Chat) -> None:
+    for _ in range(2):
+        assert typed(jobs, "report", {"n": 1}, run_id="r").output == {"n": 1}
+    result = typed(jobs, "report", {"n": 1}, output=None)
+    assert (result.text, result.output) == ('{"n": 1}', None)
+    assert typed(jobs, "count", {"n": 1}).output is None
+    with pytest.raises(TypeError, match="output="):
+        hostler.input_type(description="d", input_schema=SCHEMA, to_messages=print, output="report")
 
 
 def test_a_typed_call_with_a_run_id_is_made_once(models: ModelServer, tmp_path: Path) -> None:

@@ -48,6 +48,20 @@ def test_nothing_secret_or_long_is_in_the_arguments() -> None:
     assert plan.env["ANTHROPIC_AUTH_TOKEN"] == TOKEN
 
 
+def test_skills_come_from_a_plugin_outside_of_the_home() -> None:
+    plan = launch(skills="/s/skills")
+    plugin = value(plan, "--plugin-dir")
+    assert plan.links == {f"{plugin}/skills": "/s/skills"}
+    assert json.loads(plan.files[f"{plugin}/.claude-plugin/plugin.json"]) == {"name": "host"}
+    assert plugin.startswith("/f/")
+    assert "Skill" in settings(plan)["permissions"]["allow"]
+    assert "Skill" in value(launch(skills="/s/skills", permissions="read-only"), "--tools").split(",")
+    for plain in (launch(), launch(permissions="read-only")):
+        assert "--plugin-dir" not in plain.argv
+        assert plain.links == {}
+        assert "Skill" in settings(plain)["permissions"]["deny"]
+
+
 def test_no_model_but_the_sessions_own_is_asked_for() -> None:
     env = launch(model="special").env
     named = {key: value for key, value in env.items() if key.endswith("_MODEL")}

@@ -326,16 +326,27 @@ def test_an_attempt_that_never_ended_is_retracted_when_the_turn_succeeds() -> No
     assert of(talk.events, Text, Retract) == [Text("m1", "half"), Text("m2", "whole"), Retract("m1")]
 
 
-def test_structured_output_is_the_answer_read_as_json() -> None:
+def test_a_schema_goes_with_its_prompt_and_what_was_wrapped_is_unwrapped() -> None:
     def ended(text: str) -> Any:
-        talk = Talk(output_schema={"type": "object"}).joined().begun()
-        assert talk.message("t1")["params"]["outputSchema"] == {"type": "object"}
+        talk = Talk().joined()
+        talk.say(Prompt("t1", "go", schema={"type": "array", "items": {"type": "integer"}}))
+        assert talk.message("t1")["params"]["outputSchema"]["required"] == ["value"]
+        talk.told("turn/started", turn={"id": "n1"})
         item = {"type": "agentMessage", "id": "m", "text": text}
         talk.told("turn/completed", turn={"id": "n1", "status": "completed", "items": [item]})
         return of(talk.events, Ended)[0]
 
-    assert ended('{"a": 3}').output == {"a": 3}
-    assert ended("no json").output is None
+    assert ended('{"value": [3]}').text == "[3]"
+    assert ended("no json").text == "no json"
+
+
+def test_skills_are_named_before_the_thread_begins_and_their_refusal_is_told() -> None:
+    talk = Talk(skills="/s/skills")
+    assert [key for key, _ in talk.sent] == ["init", "initialized", "skills", "start"]
+    assert talk.message("skills")["params"] == {"extraRoots": ["/s/skills"]}
+    talk.tell(id=2, error={"code": -32601, "message": "unknown method"})
+    (notice,) = of(talk.events, Notice)
+    assert (notice.code, "unknown method" in notice.message) == ("skills_unavailable", True)
 
 
 def test_noise_and_repeated_warnings() -> None:

@@ -323,12 +323,15 @@ def test_a_word_during_the_turn_and_structured_output(tmp_path: Path, server: Mo
     def steer(event: CodecEvent) -> Steer | None:
         return Steer("s1", "also CODEWORD-steer") if isinstance(event, ToolCall) else None
 
-    with driver(RUNTIME, place(tmp_path, server, output_schema=schema)) as program:
+    with driver(RUNTIME, place(tmp_path, server)) as program:
         events = program.run(Prompt("t1", script({"shell": "sleep 0.5"}, {"text": "late"})), on=steer)
         assert "CODEWORD-steer" in text_of(events)
         assert len(of(events, Ended)) == 1
-        assert program.run(Prompt("t2", script({"text": '{"a": 3}'})))[-1] == Ended("done", '{"a": 3}', {"a": 3})
-    assert json.loads(requested(server))["text"]["format"]["schema"] == schema
+        assert program.run(Prompt("t2", script({"text": '{"a": 3}'}), schema=schema))[-1] == Ended("done", '{"a": 3}')
+        asked = json.loads(requested(server))["text"]["format"]
+        assert (asked["schema"], asked["strict"]) == (schema, True)
+        program.run(Prompt("t3", "as you like"))
+        assert "format" not in (json.loads(requested(server)).get("text") or {})
 
 
 def test_without_its_shell_it_has_none(tmp_path: Path, server: ModelServer) -> None:

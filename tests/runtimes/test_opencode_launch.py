@@ -88,6 +88,20 @@ def test_permissions(permissions: str, confined: bool, expected: dict[str, str])
     assert decided(rules, "host_look") == "allow"
 
 
+def test_skills_may_be_read_and_not_changed() -> None:
+    assert config(skills="/s/a-1/skills")["skills"] == {"paths": ["/s/a-1/skills"]}
+    assert "skills" not in config()
+    for mode, outside in (("edit", "deny"), ("ask", "ask")):
+        rules = permission(context(permissions=mode, skills="/s/a-1/skills"))
+        assert decided(rules, "external_directory", "/s/a-1/skills/x/SKILL.md") == "allow"
+        assert decided(rules, "external_directory", "/etc/passwd") == outside
+    edit = permission(context(permissions="edit", skills="/s/a-1/skills"))
+    for root in ("s/a-1/skills/x", "../a-1/skills/x", "../../../s/a-1/skills/x"):
+        assert decided(edit, "edit", root) == "deny"
+    assert decided(edit, "edit", "skills/x") == decided(edit, "edit", "src/a.py") == "allow"
+    assert decided(permission(context(permissions="edit", skills="/skills")), "edit", "skills/x") == "allow"  # a mount
+
+
 def test_rules_of_the_caller() -> None:
     rules = permission(
         context(

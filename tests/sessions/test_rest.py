@@ -122,7 +122,7 @@ def test_a_fork_goes_its_own_way(program: Program, kind: str, models: ModelServe
         session.run(program.shell("echo 1 > file; echo r > /artifacts/r; ln -s file link", "CODEWORD-one"))
         with session.fork("fork") as fork:
             assert fork.key == "fork"
-            assert fork.resumed is None
+            assert fork.resumed == "native"
             assert Path(fork.workdir) != workspace
             assert (Path(fork.workdir) / "link").readlink() == Path("file")
             result = fork.run(program.shell("echo 2 >> file; cat /artifacts/r > copied; pwd > where", "CODEWORD-fork"))

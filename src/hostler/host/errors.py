@@ -25,6 +25,9 @@ def error_code(error: HarnessError) -> str:
 
 
 def raise_for_setup(result: Result) -> None:
-    """Raise the set-up error that ended this turn, if one did."""
-    if result.error is not None and (cls := _BY_CODE.get(result.error.code)) is not None:
+    """Raise the set-up error that ended this turn, if one did. An answer that does not fit ``output=`` is none: the turn
+    has run, and its events are to be seen."""
+    if result.error is None or result.error.code == _CLASSES[errors.OutputInvalid]:
+        return
+    if (cls := _BY_CODE.get(result.error.code)) is not None:
         raise cls(result.error.message)

@@ -1,4 +1,5 @@
-"""What the agent is told with its prompt: where the folders are, and which files the app has put there for it."""
+"""What the agent is told in a turn: the prompt, where the folders are, which files the app has put there for it, and what
+its answer is to look like."""
 
 from __future__ import annotations
 
@@ -6,16 +7,37 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..ladder import Place
+from ..output import Output
+from ..store.queries import Turn
+from ..types.runtime import Prompt
 from ..workspace.roots import Roots
+from .hold import Reached
+from .transcript import Saying
 
 _AT_MOST = 50  # files that are named; the agent finds the rest beside them
 
 
-def told(prompt: str, notices: Sequence[Mapping[str, Any]], roots: Roots | None) -> str:
-    """The prompt with the notices behind it (before it they would hide a command of the program's own).
+def prompt_of(
+    turn: Turn, said: Saying, reached: Reached, place: Place, output: Output | None, roots: Roots | None, brief: str
+) -> Prompt:
+    """The turn's prompt for the program. One that has just been started has been told nothing yet."""
+    text = told(said.text, turn.notices, roots, brief)
+    if (reached.fresh or reached.progress.frame == 0) and place.offered and not place.runtime.capabilities.instructions:
+        text = f"{text}\n\n{place.offered}"
+    if output is not None and place.schema_at is None:
+        text += output.ask()
+    schema = output.schema if output is not None and place.schema_at == "prompt" else None
+    return Prompt(turn.id, text, said.images, reached.fresh, schema)
+
+
+def told(prompt: str, notices: Sequence[Mapping[str, Any]], roots: Roots | None, brief: str = "") -> str:
+    """The prompt with the notices and the ``brief`` behind it (before it they would hide a command of the program's own).
 
     ``roots`` is given where the program does not see the virtual folders: their names become real paths."""
     text = prompt if roots is None else roots.translated(prompt)
+    if brief:
+        text = f"{text}\n\n{brief}"
     if not notices:
         return text
     lines = [_line(notice, roots) for notice in notices[-_AT_MOST:]]

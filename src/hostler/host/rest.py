@@ -8,7 +8,6 @@ import os
 import shutil
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from time import time
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +46,8 @@ async def restore(live: LiveSession, id: str) -> None:
         await _note(live, lease, SnapshotRestored(id))
 
 
-async def fork(live: LiveSession, key: str) -> LiveSession:
-    """A new session under ``key`` that goes on from where this one is, in a workspace of its own."""
-    from .live import LiveSession as New
-
+async def fork(live: LiveSession, key: str) -> Row[Any]:
+    """A new session under ``key`` that goes on from where this one is, in a workspace of its own, as it is stored."""
     host, row = live.host, await live.host.store.read(lambda conn: queries.get_session(conn, live.id))
     if not live.runtime.native_files and row.finished:
         raise CapabilityUnsupported(
@@ -93,8 +90,7 @@ async def fork(live: LiveSession, key: str) -> LiveSession:
 
         made = await host.store.write(create, durable=True)
         await _note(live, lease, Forked(key))
-    options = replace(live.options, sandbox=None)
-    return host.keep(New(host, made, live.runtime, sandbox, dirs, options, live.tools))
+    return made
 
 
 def _copy(live: LiveSession, dirs: SessionDirs) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ _FIELDS: dict[type[Any], str] = {ToolResult: "output", ToolCall: "input", Approv
 
 def blobs_of(dirs: SessionDirs) -> Blobs:
     """Where a session's large contents are."""
-    return Blobs(os.path.join(dirs.private, "blobs"))
+    return Blobs(dirs.blobs)
 
 
 async def shelve(events: Sequence[Journalled], blobs: Blobs) -> Sequence[Writable]:

@@ -21,7 +21,7 @@ A step is an object; its first key says what is done:
     model "prompt" (stream: false, memory: true tells it all earlier prompts) | error CODE (message, retryable)
     raw "text" or base64 "..." (slow: one byte per write, S seconds apart; newline: false) | stderr N or "text"
     spawn plain/setsid (pidfile, seconds, stubborn: ignores SIGTERM) | close stdout/stdin | deaf true (reads no more)
-    exit CODE | kill SIGNAL
+    exit CODE | kill SIGNAL | next [steps] (of the next prompt that brings none)
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ class Player:
         self.images = 0
         self.parent: str | None = None
         self.said: list[str] = []
+        self.next: list[Step] | None = None
         self.output: Any = None
 
     def begin(self, turn: str, images: int) -> None:
@@ -183,6 +184,9 @@ class Player:
 
     def do_output(self, value: Any, step: Step) -> None:
         self.output = value
+
+    def do_next(self, value: list[Step], step: Step) -> None:
+        self.next = value
 
     def do_error(self, value: str, step: Step) -> None:
         raise Failed(value, step.get("message", value), step.get("retryable", False))
@@ -464,7 +468,8 @@ def turn(prompt: dict[str, Any], player: Player, path: str) -> None:
     player.begin(prompt["turn"], prompt.get("images", 0))
     stop, error = "done", None
     try:
-        player.play(steps_of(prompt["text"]))
+        following, player.next = player.next, None
+        player.play(steps_of(prompt["text"]) or following or [{"text": f"You said: {prompt['text']}"}])
     except Interrupted:
         stop = "interrupted"
     except Failed as failed:
@@ -484,7 +489,7 @@ def steps_of(text: str) -> list[Step]:
                 return list(json.loads(part))
             except ValueError:
                 continue
-    return [{"text": f"You said: {text}"}]
+    return []
 
 
 def remember(path: str, role: str, content: str) -> None:

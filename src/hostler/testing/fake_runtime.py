@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ..runtimes.lines import decode_line, encode_line
 from ..types.errors import SessionLost
@@ -157,6 +157,9 @@ class FakeRuntime:
         if ctx.tool_token:
             env["FAKE_TOOL_TOKEN"] = ctx.tool_token
         return Launch(tuple(argv), env)
+
+    def takes_schema(self, schema: Mapping[str, Any]) -> Literal["launch", "prompt"] | None:
+        return None
 
     def history(self, files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
         content = files.get(f".fake/{native_id}.jsonl")

@@ -35,13 +35,14 @@ class Said(NamedTuple):
     calls: int = 0
 
 
-def next_step(said: Sequence[Said], tools: Set[str], raw: str) -> Step:
-    """The step that answers this conversation. ``raw`` is the whole of it as text, searched for code words."""
+def next_step(said: Sequence[Said], tools: Set[str], raw: str, unscripted: Step | None = None) -> Step:
+    """The step that answers this conversation. ``raw`` is the whole of it as text, searched for code words, which are the
+    answer where there is no script, unless another is given."""
     words = ",".join(sorted(set(_CODEWORD.findall(raw))))
     answer: Step = {"text": f"ANSWER users={sum(m.role == 'user' for m in said)} memo={words}"}
     at = max((i for i, m in enumerate(said) if m.role == "user" and _DIRECTIVE.search(m.text)), default=None)
     if at is None or any(_supersedes(m) for m in said[at + 1 :]):
-        return answer
+        return unscripted or answer
     try:
         steps = json.loads(_DIRECTIVE.findall(said[at].text)[-1])
     except ValueError as error:

@@ -22,7 +22,8 @@ without tool calls ends the turn). ``server.script([...])`` queues steps that wi
 ====================  ===============================================================================================
 
 Without a script the answer is ``ANSWER users=<n> memo=<every CODEWORD-xxx in the conversation>``, which shows what
-the model was told: a session that remembers shows the code words of its earlier turns.
+the model was told: a session that remembers shows the code words of its earlier turns. A request for structured output
+is then answered with the least that fits the schema.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from starlette.routing import Route
 
 from hostler.endpoint.serving import CUT, serve
 
+from .model_sample import structured
 from .model_script import Step, calls_tools, next_step, prepare
 from .model_wires import CREATED, Anthropic, Chat, Frame, Responses, Wire
 
@@ -224,7 +226,9 @@ class ModelServer:
             return JSONResponse(wire.error(400, None, "The body is not a JSON object."), 400)
         said, tools, raw = wire.said(body)
         queued = self._take(bool(tools))
-        step = next_step(said, tools, raw) if queued is None else prepare(queued, tools, {"text": "OK"})
+        step = (
+            next_step(said, tools, raw, structured(body)) if queued is None else prepare(queued, tools, {"text": "OK"})
+        )
         if step.get("delay"):
             await asyncio.sleep(step["delay"])
         headers = {"request-id": self._new_id("req"), **{k: str(v) for k, v in step.get("headers", {}).items()}}

@@ -30,7 +30,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Retract:
-    """What was streamed under ``item`` is void: the model call was repeated."""
+    """What was streamed under ``item`` is void: the model call was repeated, or the answer is asked for again."""
 
     item: str
 
@@ -227,6 +227,38 @@ class Forked:
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedOut:
+    """A persistent dir was refreshed: so many files of its checkout were written and removed."""
+
+    path: str
+    written: int
+    removed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Changes of a persistent dir were stored under the idempotency key ``key``. The names are relative paths."""
+
+    path: str
+    key: str
+    created: tuple[str, ...] = ()
+    updated: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PersistenceFailed:
+    """A persistent dir could not be refreshed or committed, or the agent changed one that is read-only (``step``: load,
+    commit, read-only). ``paths`` are those in conflict, or those that were put back; the model is told nothing of it."""
+
+    path: str
+    step: str
+    code: str
+    message: str
+    paths: tuple[str, ...] = ()
+
+
 HostEvent: TypeAlias = (
     Accepted
     | Started
@@ -240,6 +272,9 @@ HostEvent: TypeAlias = (
     | SnapshotTaken
     | SnapshotRestored
     | Forked
+    | CheckedOut
+    | Committed
+    | PersistenceFailed
 )
 Event: TypeAlias = TurnEvent | HostEvent
 
@@ -284,6 +319,9 @@ _HOST_EVENTS: dict[str, type[Any]] = {
     "snapshot_taken": SnapshotTaken,
     "snapshot_restored": SnapshotRestored,
     "forked": Forked,
+    "checked_out": CheckedOut,
+    "committed": Committed,
+    "persistence_failed": PersistenceFailed,
 }
 _BY_NAME = {**_TURN_EVENTS, **_HOST_EVENTS}
 _BY_TYPE = {cls: name for name, cls in _BY_NAME.items()}
@@ -293,6 +331,8 @@ _NESTED: dict[type[Any], Callable[[dict[str, Any]], dict[str, Any]]] = {
     ModelCall: lambda d: {**d, "usage": Usage(**d["usage"]), "error": ErrorInfo(**d["error"]) if d["error"] else None},
     FileStaged: lambda d: {**d, "file": FileRef(**d["file"])},
     SnapshotTaken: lambda d: {**d, "skipped": tuple(d["skipped"])},
+    Committed: lambda d: {**d, **{name: tuple(d[name]) for name in ("created", "updated", "deleted")}},
+    PersistenceFailed: lambda d: {**d, "paths": tuple(d["paths"])},
 }
 
 

@@ -67,7 +67,12 @@ Permissions: TypeAlias = Literal["full", "read-only", "edit", "ask"]
 class Capabilities:
     """What a program can do under hostler; the sheet that `agent_capabilities` gives. ``fork``: a conversation can be
     gone on with from the end of any of its turns. ``fresh``: a program that runs can begin another conversation. ``images``:
-    pictures are given to the model, not only their paths."""
+    pictures are given to the model, not only their paths.
+
+    Every program can be given ``output=`` and ``skills=``. ``output``: ``"schema"`` when the program has a way of its own
+    to hold its model to one, ``"prompt"`` when it is asked in words; the answer is checked in either case. ``skills``:
+    ``"native"`` when the program offers them in its own way, ``"prompt"`` when hostler lists them for it.
+    """
 
     permissions: tuple[Permissions, ...] = ("full",)
     approvals: bool = False
@@ -78,11 +83,11 @@ class Capabilities:
     mcp_servers: bool = False
     disable_tools: bool = False
     allow_deny: bool = False
-    output: bool = False
+    output: Literal["schema", "prompt"] = "prompt"
     max_turns: bool = False
     effort: bool = False
     images: bool = False
-    skills: bool = False
+    skills: Literal["native", "prompt"] = "prompt"
     fork: bool = False
     fresh: bool = False
     repeats_cut_calls: bool = True
@@ -112,7 +117,10 @@ class LaunchContext:
     of that conversation) it stays as it is, and a new one begins that holds it up to there. ``tool_url`` and
     ``tool_token`` are set when the host offers tools by streamable-HTTP MCP. ``files_dir`` is a private folder for files that
     ``argv`` refers to. ``new_id`` is a fresh uuid that a program which takes one may give to a new conversation.
-    ``artifacts`` is the folder for results, which with ``permissions="edit"`` may be written as the workspace may.
+    ``artifacts`` is the folder for results, ``folders`` are others of the session; with ``permissions="edit"`` they may
+    be written as the workspace may.
+    ``output_schema`` is set when the runtime takes it at launch (see `Runtime.takes_schema`). ``skills`` is the folder of
+    the session's skills (one folder each, with a SKILL.md), or None when it has none.
     """
 
     program: tuple[str, ...]
@@ -140,19 +148,28 @@ class LaunchContext:
     options: Mapping[str, Any] = field(default_factory=dict)
     new_id: str | None = None
     artifacts: str | None = None
+    skills: str | None = None
     fork_at: str | None = None
+    folders: tuple[str, ...] = ()
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The folders outside the workspace that may be written as it may."""
+        return (*((self.artifacts,) if self.artifacts else ()), *self.folders)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How to start the program: ``env`` is added to the sandbox's allow-listed base environment; ``files`` (absolute
     paths below home or files_dir, text) are written with mode 0600 before each start. ``clear`` are paths below home that
-    are removed before that: places from which the program would take rights that an agent left there."""
+    are removed before that: places from which the program would take rights that an agent left there. ``links`` are
+    symbolic links to be made below files_dir, with where they lead."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     files: Mapping[str, str] = field(default_factory=dict)
     clear: tuple[str, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
 
 
 # ---- what goes through the codec -------------------------------------------------------------------------------------
@@ -178,12 +195,14 @@ class Frame:
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Begin a turn. ``images`` are (media type, base64 data). ``fresh``: in a new conversation, which begins with it; only
-    a program that is capable of it is told so."""
+    a program that is capable of it is told so. ``schema`` is set when the runtime takes it with each prompt (see
+    `Runtime.takes_schema`)."""
 
     turn: str
     text: str
     images: tuple[tuple[str, str], ...] = ()
     fresh: bool = False
+    schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +328,11 @@ class Runtime(Protocol):
         ...
 
     def launch(self, ctx: LaunchContext) -> Launch: ...
+
+    def takes_schema(self, schema: Mapping[str, Any]) -> Literal["launch", "prompt"] | None:
+        """When the program is told that its answers are to fit this JSON Schema: at its launch or with each prompt. None:
+        it has no way to be told, or none that can hold this schema, and is asked in words."""
+        ...
 
     def history(self, files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
         """OpenAI-format messages from the native files (relative path to content). Raises CapabilityUnsupported."""

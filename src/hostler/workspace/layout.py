@@ -68,6 +68,11 @@ class SessionDirs:
         """Holds a folder for the log of each keeper that the session has had."""
         return os.path.join(self.private, "keeper")
 
+    @property
+    def blobs(self) -> str:
+        """Holds contents by hash: what is large in the journal, and the files of skills."""
+        return os.path.join(self.private, "blobs")
+
     def make(self) -> None:
         """Make what is missing; only this user may enter."""
         for folder in (self.root, *(getattr(self, name) for name in _FOLDERS)):

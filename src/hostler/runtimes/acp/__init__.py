@@ -45,5 +45,8 @@ class AcpRuntime:
         }
         return Launch(ctx.program, env)
 
+    def takes_schema(self, schema: Mapping[str, Any]) -> Literal["launch", "prompt"] | None:
+        return None
+
     def history(self, files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
         raise CapabilityUnsupported("hostler does not know where this ACP agent keeps its transcript.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ...types.runtime import Capabilities, Launch, LaunchContext, NativeFile
 from .. import programs
@@ -11,6 +11,7 @@ from . import tools
 from .codec import ClaudeCodec
 from .history import history
 from .launch import launch
+from .output import native
 
 
 class ClaudeCode:
@@ -29,6 +30,8 @@ class ClaudeCode:
         allow_deny=True,
         max_turns=True,
         effort=True,
+        output="schema",
+        skills="native",
         images=True,
         fork=True,
     )
@@ -53,6 +56,9 @@ class ClaudeCode:
 
     def launch(self, ctx: LaunchContext) -> Launch:
         return launch(ctx)
+
+    def takes_schema(self, schema: Mapping[str, Any]) -> Literal["launch", "prompt"] | None:
+        return "launch" if native(schema) is not None else None
 
     def history(self, files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
         return history(files, native_id)

@@ -24,6 +24,7 @@ from ...types.runtime import (
 )
 from ..lines import decode_line, encode_line
 from . import ending, stream, tools
+from .output import native
 
 _WITHDRAWN = "The program no longer asks: its turn went on or ended."
 
@@ -35,7 +36,7 @@ class ClaudeCodec:
     ``turn`` with the uuids of its messages that no result covers yet (``open``), its ``interrupts`` and what a first
     result of it ``said``; ``at``, the id of the main agent's last message; ``begun`` and
     ``calls``, the model's messages (see `stream`); ``asks``, the ids of unanswered
-    questions; ``down``, the MCP servers that failed.
+    questions; ``down``, the MCP servers that failed; ``wrapped``, whether its structured output is wrapped in an object.
     """
 
     version = 2
@@ -55,10 +56,11 @@ class ClaudeCodec:
             "calls": {},
             "asks": [],
             "down": [],
+            "wrapped": False,
         }
         request: dict[str, Any] = {"subtype": "initialize"}
-        if ctx.output_schema is not None:
-            request["jsonSchema"] = dict(ctx.output_schema)
+        if ctx.output_schema is not None and (taken := native(ctx.output_schema)) is not None:
+            request["jsonSchema"], state["wrapped"] = taken
         return Folded(state, sends=(_control("init", "init", request),))
 
     def fold(self, state: CodecState, item: Frame | ModelCall) -> Folded:

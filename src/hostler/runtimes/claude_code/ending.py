@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from ...types.events import Notice
 from ...types.result import ErrorInfo
 from ...types.runtime import CodecEvent, CodecState, Ended, Unfit
 from ..failures import http_failure
+from ..schemas import WRAPPED
 from . import stream
 
 
@@ -22,6 +24,9 @@ def result(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[Codec
     if not state["known"] and state["resumed"] and m.get("is_error"):
         return _over(state), [Unfit(f"Claude Code does not go on with conversation {state['id']}: {_message(m)}")]
     ended = _ended(m)
+    if state.get("wrapped") and isinstance(ended.output, dict) and set(ended.output) == {WRAPPED}:
+        inner = ended.output[WRAPPED]
+        ended = replace(ended, output=inner, text=json.dumps(inner, ensure_ascii=False))
     if ended.stop_reason == "interrupted":
         return _over(state), [ended]
     covered = m.get("user_message_uuids")

@@ -11,6 +11,7 @@ from ...types.runtime import Launch, LaunchContext
 from . import tools
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
+SKILLS = "host"  # the plugin whose skills are the app's
 _TOOL_MS = 6 * 3600 * 1000
 _KEEP_DAYS = 36500  # it deletes transcripts that are older than this at start-up; hostler keeps sessions, not it
 
@@ -41,13 +42,19 @@ def launch(ctx: LaunchContext) -> Launch:
         files[f"{ctx.files_dir}/claude-mcp.json"] = json.dumps({"mcpServers": servers})
         argv += ["--mcp-config", f"{ctx.files_dir}/claude-mcp.json"]
     argv += _permissions(ctx)
+    links: dict[str, str] = {}
+    if ctx.skills:
+        # A plugin of ours, outside of the home: what an agent puts into its home is offered to nobody.
+        files[f"{ctx.files_dir}/{SKILLS}/.claude-plugin/plugin.json"] = json.dumps({"name": SKILLS})
+        links[f"{ctx.files_dir}/{SKILLS}/skills"] = ctx.skills
+        argv += ["--plugin-dir", f"{ctx.files_dir}/{SKILLS}"]
     if ctx.max_turns is not None:
         argv += ["--max-turns", str(ctx.max_turns)]
     if ctx.effort is not None:
         if ctx.effort not in EFFORTS:
             raise CapabilityUnsupported(f"Claude Code knows the efforts {', '.join(EFFORTS)}, not {ctx.effort!r}.")
         argv += ["--effort", ctx.effort]
-    return Launch(tuple(argv), _environment(ctx), files)
+    return Launch(tuple(argv), _environment(ctx), files, links=links)
 
 
 def _permissions(ctx: LaunchContext) -> list[str]:
@@ -57,22 +64,30 @@ def _permissions(ctx: LaunchContext) -> list[str]:
         case "edit" if ctx.confined:
             return ["--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
         case "edit":
-            names = ",".join((*tools.READERS, *tools.WRITERS, "Agent"))
-            more = ["--add-dir", ctx.artifacts] if ctx.artifacts else []
+            names = ",".join((*tools.READERS, *tools.WRITERS, *_more(ctx)))
+            more = [part for folder in ctx.beside for part in ("--add-dir", folder)]
             return [*more, "--tools", names, "--permission-mode", "acceptEdits", "--permission-prompts", "none"]
         case "read-only" if ctx.confined:  # its shell can change nothing
             names = ",".join((*tools.READERS, "Bash", "Agent"))
             return ["--tools", names, "--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
         case "read-only":
-            names = ",".join((*tools.READERS, "Agent"))
+            names = ",".join((*tools.READERS, *_more(ctx)))
             return ["--tools", names, "--permission-mode", "dontAsk", "--permission-prompts", "none"]
         case "ask":
             return ["--permission-mode", "manual", "--permission-prompt-tool", "stdio"]
 
 
+def _more(ctx: LaunchContext) -> list[str]:
+    return ["Agent", "Skill"] if ctx.skills else ["Agent"]
+
+
 def _settings(ctx: LaunchContext) -> dict[str, Any]:
     allow = [tools.HOST, *tools.native_rules(ctx.allow)]
     deny = [*tools.UNATTENDED, *tools.native_rules((*ctx.deny, *ctx.disable_tools))]
+    if ctx.skills:
+        allow.append("Skill")
+    else:
+        deny.append("Skill")
     if ctx.permissions in ("edit", "read-only"):
         allow += tools.READERS
         deny += tools.NETWORK
@@ -80,6 +95,8 @@ def _settings(ctx: LaunchContext) -> dict[str, Any]:
         "permissions": {"allow": allow, "deny": deny},
         "cleanupPeriodDays": _KEEP_DAYS,
         "disableAllHooks": True,
+        "skillOverrides": dict.fromkeys(tools.VENDOR_SKILLS, "off"),
+        "disableSkillShellExecution": True,  # a skill is text; what it has the agent do goes through the agent's tools
         "skipWebFetchPreflight": True,  # it would ask the vendor about every address
     }
 

@@ -46,9 +46,11 @@ UNATTENDED = (
     "ReportFindings",
     "RemoteTrigger",
     "PushNotification",
-    "Skill",
 )
 """Tools that need somebody at the terminal, or that act outside the turn: never offered."""
+
+VENDOR_SKILLS = ("plugin-authoring",)
+"""Skills of the program's own that are there even when its bundled ones are switched off."""
 
 NAMES = frozenset(
     (
@@ -60,6 +62,7 @@ NAMES = frozenset(
         "ListMcpResourcesTool",
         "NotebookRead",
         "ReadMcpResourceTool",
+        "Skill",
         "TaskCreate",
         "TaskGet",
         "TaskList",

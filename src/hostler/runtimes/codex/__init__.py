@@ -8,6 +8,7 @@ from typing import Any, Literal
 from hostler.runtimes.codex import history as _history
 from hostler.runtimes.codex import launch as _launch
 from hostler.runtimes.codex.codec import CodexCodec
+from hostler.runtimes.codex.output import strict
 from hostler.types.runtime import Capabilities, Codec, Launch, LaunchContext, NativeFile
 
 
@@ -33,6 +34,8 @@ class Codex:
         disable_tools=True,
         max_turns=True,
         effort=True,
+        output="schema",
+        skills="native",
         images=True,
         fork=True,
     )
@@ -43,6 +46,9 @@ class Codex:
 
     def launch(self, ctx: LaunchContext) -> Launch:
         return _launch.launch(ctx)
+
+    def takes_schema(self, schema: Mapping[str, Any]) -> Literal["launch", "prompt"] | None:
+        return "prompt" if strict(schema) is not None else None
 
     def history(self, files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
         return _history.history(files, native_id)

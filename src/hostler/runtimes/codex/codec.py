@@ -6,6 +6,7 @@ from typing import Any
 
 from hostler.runtimes.codex.asking import asked, decide
 from hostler.runtimes.codex.launch import PROVIDER, approval_policy, sandbox_policy
+from hostler.runtimes.codex.output import strict
 from hostler.runtimes.codex.telling import told
 from hostler.runtimes.codex.turn import begin, end, send_steer, stop
 from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj
@@ -41,7 +42,6 @@ class CodexCodec:
             VERSION,
             thread=None,
             resume=None if ctx.fork_at else ctx.resume,
-            schema=ctx.output_schema,
             settings=_settings(ctx),
             turn=None,
             ended=None,
@@ -65,6 +65,8 @@ class CodexCodec:
             },
         )
         step.notify("initialized", "initialized")
+        if ctx.skills:
+            step.request("skills", "skills/extraRoots/set", {"extraRoots": [ctx.skills]})
         # Begun read-only, whatever the session allows: a thread that *begins* with the right to write makes Codex trust
         # the project, and so read its .codex folder. The real policy follows with the thread's settings.
         thread = {
@@ -132,9 +134,12 @@ def _prompt(step: Step, prompt: Prompt) -> None:
         return
     content: list[dict[str, Any]] = [{"type": "text", "text": prompt.text}]
     content += [{"type": "image", "url": f"data:{media};base64,{data}"} for media, data in prompt.images]
+    taken = strict(prompt.schema) if prompt.schema is not None else None
     step.state["turn"] = {
         "id": prompt.turn,
         "native": None,
+        "schema": taken[0] if taken else None,
+        "wrapped": taken[1] if taken else False,
         "input": content,
         "interrupt": False,
         "steer": [],
@@ -184,6 +189,8 @@ def _answer(step: Step, message: dict[str, Any]) -> None:
             end(step, Ended("error", error=ErrorInfo("program_error", f"Codex refused the prompt: {text}")))
         elif method == "turn/steer":
             step.emit(Notice("steer_refused", text))
+        elif method == "skills/extraRoots/set":
+            step.emit(Notice("skills_unavailable", f"This Codex cannot be given skills: {text}"))
         return
     result = obj(message.get("result"))
     if method in _JOINS:

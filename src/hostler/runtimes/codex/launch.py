@@ -53,8 +53,9 @@ def launch(ctx: LaunchContext) -> Launch:
     files = {
         f"{home}/config.toml": toml(config(ctx)),
     }
-    # Commands that an earlier turn allowed itself for ever.
-    return Launch((*ctx.program, "app-server"), env, files, clear=(f"{home}/rules",))
+    # Commands that an earlier turn allowed itself for ever, and skills that an agent gave itself.
+    clear = (f"{home}/rules", f"{home}/skills", f"{ctx.home}/.agents")
+    return Launch((*ctx.program, "app-server"), env, files, clear=clear)
 
 
 def config(ctx: LaunchContext) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def sandbox_policy(ctx: LaunchContext) -> dict[str, Any]:
     if ctx.permissions == "edit":
         return {
             "type": "workspaceWrite",
-            "writableRoots": [ctx.artifacts] if ctx.artifacts else [],
+            "writableRoots": list(ctx.beside),
             "networkAccess": False,
             "excludeSlashTmp": True,
             "excludeTmpdirEnvVar": True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from typing import Any
 
@@ -9,6 +10,7 @@ from hostler.runtimes.codex.asking import forget
 from hostler.runtimes.codex.items import answer_of, error_info, loads, raw_call, raw_result, tool_call, tool_result
 from hostler.runtimes.codex.turn import end, named
 from hostler.runtimes.jsonrpc import Step, obj, objs, strs
+from hostler.runtimes.schemas import WRAPPED
 from hostler.types.events import Compaction, Notice, Reasoning, Retract, Text, ToolCall, ToolResult
 from hostler.types.runtime import CodecEvent, Ended, In, StepStarted
 
@@ -172,8 +174,10 @@ def _turn_over(step: Step, turn: dict[str, Any]) -> None:
     if status == "completed":
         _retract(step)  # whatever is unfinished now belonged to a call that was made again
         text = answer_of(turn)
-        output = loads(text) if step.state["schema"] else None
-        end(step, Ended("done", text=text, output=None if output == text else output, at=step.state["turn"]["native"]))
+        answer = loads(text)
+        if step.state["turn"].get("wrapped") and isinstance(answer, dict) and set(answer) == {WRAPPED}:
+            text = json.dumps(answer[WRAPPED], ensure_ascii=False)
+        end(step, Ended("done", text=text, at=step.state["turn"]["native"]))
     elif status == "interrupted":
         end(step, Ended("interrupted"))
     else:

@@ -10,9 +10,9 @@ from hostler.types.runtime import Ended
 def begin(step: Step) -> None:
     turn = step.state["turn"]
     params = {"threadId": step.state["thread"], "input": turn["input"]}
-    if step.state["schema"]:
-        params["outputSchema"] = step.state["schema"]
-    turn["input"] = None
+    if turn["schema"] is not None:
+        params["outputSchema"] = turn["schema"]
+    turn["input"] = turn["schema"] = None
     step.request(turn["id"], "turn/start", params, note=turn["id"])
 
 

@@ -35,6 +35,7 @@ class OpenCode:
         allow_deny=True,
         max_turns=True,
         effort=True,
+        skills="native",
         images=True,
         fresh=True,
     )
@@ -63,6 +64,9 @@ class OpenCode:
 
     def launch(self, ctx: LaunchContext) -> Launch:
         return launch(ctx)
+
+    def takes_schema(self, schema: Mapping[str, Any]) -> Literal["launch", "prompt"] | None:
+        return None
 
     def history(self, files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
         return history(files, native_id)

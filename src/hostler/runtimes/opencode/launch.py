@@ -93,6 +93,7 @@ def config(ctx: LaunchContext) -> dict[str, Any]:
         "provider": {PROVIDER: provider},
         "instructions": instructions,
         "mcp": _servers(ctx),
+        **({"skills": {"paths": [ctx.skills]}} if ctx.skills else {}),
         "experimental": {"continue_loop_on_deny": True},
     }
 
@@ -117,14 +118,35 @@ def permission(ctx: LaunchContext) -> dict[str, Any]:
         case "read-only":
             out = {"*": "deny", **reads, "bash": held, "external_directory": "allow", **host}
         case "edit":
-            out = {"*": "deny", **reads, "edit": "allow", "bash": held, "external_directory": held, **host}
+            edit = {"*": "allow", **_unwritten(ctx)} if ctx.skills else "allow"
+            out = {
+                "*": "deny",
+                **reads,
+                "edit": edit,
+                "bash": held,
+                "external_directory": _outside(ctx, held, *ctx.beside),
+                **host,
+            }
         case "ask":
             # What a sub-agent asks reaches nobody: its turn would hang.
-            out = {"*": "ask", **reads, "external_directory": "ask", "doom_loop": "deny", "task": "deny", **host}
+            outside = _outside(ctx, "ask")
+            out = {"*": "ask", **reads, "external_directory": outside, "doom_loop": "deny", "task": "deny", **host}
     _add(out, ctx.allow, "allow")
     _add(out, ctx.deny, "deny")
     _add(out, ctx.disable_tools, "deny")
     return out
+
+
+def _outside(ctx: LaunchContext, action: str, *folders: str) -> Any:
+    """What becomes of paths outside the workspace: those of skills may be read, and ``folders`` be used."""
+    allowed = {f"{folder}/*": "allow" for folder in (*folders, ctx.skills) if folder}
+    return {"*": action, **allowed} if allowed else action
+
+
+def _unwritten(ctx: LaunchContext) -> dict[str, str]:
+    """Skills are not changed. What is edited is named from the project's root, wherever that is: the end tells."""
+    *_, session, folder = f"/{ctx.skills}".split("/")
+    return {f"*{session}/{folder}/*": "deny"} if session else {}
 
 
 def _add(out: dict[str, Any], given: Iterable[str], action: str) -> None:
