@@ -26,8 +26,8 @@ from .artifacts import ArtifactsCore
 from .content import ByteStream, Content
 from .files import FilesCore
 from .follow import Follow
-from .persistent.dirs import Merge
 from .opening import fork_session
+from .persistent.dirs import Merge
 from .profile import SessionInfo, SessionsCore
 from .session import SessionCore
 from .stream import Stream, open_stream
