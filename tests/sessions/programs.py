@@ -68,8 +68,8 @@ KINDS = [BUBBLEWRAP, pytest.param("local", marks=pytest.mark.soak, id="local")]
 
 def seen_as(path: object) -> str:
     """How the agent of a session without ``sandbox=`` knows a path of its workspace."""
-    folder, _, inside = str(path).rpartition("/session/")
-    return f"/session/{inside}" if folder and probe.missing() is None else str(path)
+    folder, _, inside = f"{path}/".rpartition("/session/")
+    return f"/session/{inside}".rstrip("/") if folder and probe.missing() is None else str(path)
 
 
 def ids(program: Any) -> str:
