@@ -291,7 +291,7 @@ def test_a_turn_waits_for_a_commit(options: dict[str, Any]) -> None:
 def test_what_the_app_writes_is_committed_and_read_only_is_refused_at_once(options: dict[str, Any]) -> None:
     notes, fixed = Storage(), Storage({"x": b"1"})
     dirs = [notes.dir(), fixed.dir("/persistent/fixed", commit="read-only")]
-    with hostler.agent_session(FAKE, persistent_dirs=dirs, **options) as session:
+    with hostler.agent_session(FAKE, persistent_dirs=dirs, sandbox=hostler.sandbox.local, **options) as session:
         session.run("[]")
         session.files.write("/persistent/notes/sub/a", b"by the app")
         for write in (
@@ -312,6 +312,22 @@ def test_what_the_app_writes_is_committed_and_read_only_is_refused_at_once(optio
         assert [e.code for e in result.events if isinstance(e, Notice)] == ["read_only_changed"]
         assert fixed.files == {"x": b"1"}
         assert [e.paths for e in said(session, result.turn_id) if isinstance(e, PersistenceFailed)] == [("x",)]
+
+
+@pytest.mark.bubblewrap
+def test_in_bubblewrap_the_mount_is_read_only(options: dict[str, Any]) -> None:
+    """And a refresh between turns is seen by the program that lives on."""
+    notes, fixed = Storage(), Storage({"x": b"1"})
+    dirs = [notes.dir(), fixed.dir("/persistent/fixed", commit="read-only")]
+    with hostler.agent_session(FAKE, persistent_dirs=dirs, sandbox=hostler.sandbox.bubblewrap, **options) as session:
+        tries = "echo 2 > /persistent/fixed/x; rm /persistent/fixed/x; mv /persistent/fixed /persistent/y; echo n > /persistent/notes/n"
+        result = session.run(shell(tries))
+        assert result.text.count("Read-only file system") == 2
+        assert "busy" in result.text
+        assert result.warnings == ()
+        assert (notes.files, fixed.files) == ({"n": b"n\n"}, {"x": b"1"})
+        fixed.files["x"] = b"3"
+        assert session.run(shell("cat /persistent/fixed/x")).text.startswith("3")
 
 
 def test_a_resumed_session_wants_its_dirs_again(options: dict[str, Any], tmp_path: Path) -> None:
@@ -411,7 +427,11 @@ def test_the_agent_is_told_of_its_dirs_once(models: ModelServer, options: dict[s
 
 def test_instructions_name_the_real_folder(options: dict[str, Any]) -> None:
     with hostler.agent_session(
-        FAKE, persistent_dirs=[Storage().dir()], instructions="Keep notes in /persistent/notes.", **options
+        FAKE,
+        sandbox=hostler.sandbox.local,
+        persistent_dirs=[Storage().dir()],
+        instructions="Keep notes in /persistent/notes.",
+        **options,
     ) as session:
         rules = json.loads(session.run('[{"say": "rules"}]').text)
         assert "Keep notes in /" in str(rules)
