@@ -24,7 +24,7 @@ from hostler.testing.fake_runtime import FAKE
 options = json.loads(sys.argv[1])
 HANG = json.dumps([{"text": "a"}, {"hang": True}])
 """
-ONE_SESSION = """
+ONE_SESSION = r"""
 session = hostler.agent_session(FAKE, **options)
 first = threading.Event()
 def work(n):
@@ -36,7 +36,7 @@ for n in range(5):
     pool.submit(work, n)
 first.wait()
 """
-BY_KEY = """
+BY_KEY = r"""
 host = hostler.local_host(options.pop("state_dir"))
 harness = hostler.create_harness(host=host, runtime=FAKE, **options)
 def work(n):
@@ -46,7 +46,7 @@ for n in range(8):
     pool.submit(work, n)
 time.sleep(float(sys.argv[2]))
 """
-THREADS = """
+THREADS = r"""
 def work():
     with hostler.agent_session(FAKE, **options) as session:
         sys.stdout.write(session.run(json.dumps([{"text": "a"}, {"sleep": 0.3}])).stop_reason + "\n")
