@@ -13,6 +13,7 @@ from common import Row, peer_python, print_table
 
 import host
 import messages
+import persistent
 
 
 def main() -> None:
@@ -22,7 +23,7 @@ def main() -> None:
     if peer_python() is None:
         print("litellm is not measured: no .venv-peer (make bench makes it), and HOSTLER_BENCH_PEER names none.")
     rows: list[Row] = []
-    for room in (imports, deltas, turns, resume, host, messages):
+    for room in (imports, deltas, turns, resume, host, messages, persistent):
         for row in room.rows(quick):
             print(f"measured: {row.name}", file=sys.stderr, flush=True)
             rows.append(row)

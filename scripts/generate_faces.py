@@ -26,12 +26,13 @@ from .artifacts import ArtifactsCore
 from .content import ByteStream, Content
 from .files import FilesCore
 from .follow import Follow
+from .persistent.dirs import Merge
 from .profile import SessionInfo, SessionsCore
 from .session import SessionCore
 from .stream import Stream, open_stream
 from .types.events import Approval
 from .types.options import OptionsDict
-from .types.result import FileEntry, FileRef, Result, Usage
+from .types.result import FileEntry, FileRef, Persistence, Result, Usage
 from .types.state import State
 
 

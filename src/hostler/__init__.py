@@ -46,6 +46,11 @@ if TYPE_CHECKING:
     from .harness import StoreError as StoreError
     from .harness import acp_agent as acp_agent
     from .inputs import input_type as input_type
+    from .persistent import fsspec_dir as fsspec_dir
+    from .persistent import local_dir as local_dir
+    from .persistent import memory as memory
+    from .persistent import persistent_dir as persistent_dir
+    from .persistent import project_dir as project_dir
     from .profile import HarnessProfile as HarnessProfile
     from .profile import create_harness as create_harness
     from .profile import local_host as local_host
@@ -73,6 +78,7 @@ _HOMES = {
         ),
         "api",
     ),
+    **dict.fromkeys(("fsspec_dir", "local_dir", "memory", "persistent_dir", "project_dir"), "persistent"),
     "Session": "faces",
     "HarnessProfile": "profile",
     "input_type": "inputs",

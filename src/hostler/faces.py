@@ -10,12 +10,13 @@ from .artifacts import ArtifactsCore
 from .content import ByteStream, Content
 from .files import FilesCore
 from .follow import Follow
+from .persistent.dirs import Merge
 from .profile import SessionInfo, SessionsCore
 from .session import SessionCore
 from .stream import Stream, open_stream
 from .types.events import Approval
 from .types.options import OptionsDict
-from .types.result import FileEntry, FileRef, Result, Usage
+from .types.result import FileEntry, FileRef, Persistence, Result, Usage
 from .types.state import State
 
 
@@ -121,6 +122,21 @@ class Session:
     async def ahistory(self) -> list[dict[str, Any]]:
         """The async twin of `history`."""
         return await portal.arun(self._core.history())
+
+    def commit(self, path: str | None = None, *, merge: Merge | None = None, extra_body: Any = None) -> Persistence:
+        """Store what is changed in the persistent dirs, or in the one at ``path``, between turns.
+
+        ``merge`` holds for this commit in place of the dir's own; ``extra_body`` is for the dirs' callbacks, without it
+        the session's own, or that of its last turn. Raises `PersistenceConflict` or `PersistenceError` when one of them
+        is not committed (its changes stay in the session), `SessionBusy` while a turn runs or waits.
+        """
+        return portal.run(self._core.commit(path, merge=merge, extra_body=extra_body, loop=None))
+
+    async def acommit(
+        self, path: str | None = None, *, merge: Merge | None = None, extra_body: Any = None
+    ) -> Persistence:
+        """The async twin of `commit`."""
+        return await portal.arun(self._core.commit(path, merge=merge, extra_body=extra_body, loop=portal.caller_loop()))
 
     def approvals(self) -> list[Approval]:
         """The questions of the running turn that nobody has answered, whichever process runs it."""

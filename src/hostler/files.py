@@ -59,6 +59,7 @@ class FilesCore:
         live = self._live
         virtual = live.roots.virtual(path)
         _check_name(virtual)
+        live.persistent.check_write(virtual)
         root, path = live.roots.resolve(path)
         size, sha256 = await contents.write(root, path, content, loop)
         kind = media_type or mimetypes.guess_type(virtual)[0]
@@ -97,7 +98,9 @@ class FilesCore:
     async def remove(self, path: str) -> None:
         """Remove a file, a link (never what it leads to), or a directory with all that is in it."""
         self._check_open()
-        removed = FileRemoved(printable(self._live.roots.virtual(path)))
+        virtual = self._live.roots.virtual(path)
+        self._live.persistent.check_write(virtual)
+        removed = FileRemoved(printable(virtual))
         root, path = self._live.roots.resolve(path)
         await asyncio.to_thread(root.remove, path)
         await self._unstage(removed)
@@ -106,6 +109,8 @@ class FilesCore:
         """Rename a file, a link itself or a directory; a file at ``target`` is replaced, its parents are made."""
         self._check_open()
         virtual = self._live.roots.virtual
+        for path in (source, target):
+            self._live.persistent.check_write(virtual(path))
         moved = FileMoved(printable(virtual(source)), printable(virtual(target)))
         from_root, source = self._live.roots.resolve(source)
         to_root, target = self._live.roots.resolve(target)

@@ -35,7 +35,7 @@ from .workspace import SessionDirs, native
 from .workspace.artifacts import FOLDER
 from .workspace.blobs import Blobs
 from .workspace.confined import Root, make_folder
-from .workspace.roots import VIRTUAL
+from .workspace.roots import VIRTUAL, Roots
 
 MARK = "HOSTLER_RUN"
 ARTIFACTS = "HOSTLER_ARTIFACTS"
@@ -119,6 +119,13 @@ class Place:
             return None
         return skills.listing(self.rules["skills"], self.skills)
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The persistent dirs that the program may write, as it sees them."""
+        there = "/persistent" if self.sandbox.workdir == VIRTUAL else self.dirs.persistent
+        rules = self.rules.get("persistent_dirs") or ()
+        return tuple(f"{there}/{rule['path'].rsplit('/', 1)[1]}" for rule in rules if rule["commit"] != "read-only")
+
     def fingerprint(self) -> str:
         """Changes when a live program cannot go on under these rules."""
         per_launch = {k: v for k, v in self.rules.items() if k not in _PER_TURN}
@@ -129,7 +136,7 @@ class Place:
 
 
 _INSTRUCTIONS = 1 << 16  # bytes of a project's instruction file that are read
-_PER_TURN = ("timeout", "max_cost", "metadata", "api_base", "trace", "redact", "extra_body")
+_PER_TURN = ("timeout", "max_cost", "metadata", "api_base", "trace", "redact", "extra_body", "on_persistence_error")
 
 
 def may_resume(stored: Stored, place: Place) -> str | None:
@@ -250,6 +257,7 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
             options=rules["options"],
             artifacts=place.artifacts,
             skills=place.skills,
+            folders=place.folders,
         )
         plan, folded = _plan(runtime, context)
         await asyncio.to_thread(_write_files, dirs, plan)
@@ -358,7 +366,10 @@ def _project_code(place: Place) -> str | None:
 
 def _instructions(place: Place) -> str | None:
     """The caller's, and those of skills and of the project where the program does not read them itself."""
-    parts = [place.rules["instructions"], place.offered]
+    given = place.rules["instructions"]
+    if given and place.sandbox.workdir != VIRTUAL:  # a program that does not see the folders under their names
+        given = Roots(place.dirs.workspace(place.sandbox.workdir).mounts).translated(given)
+    parts = [given, place.offered]
     for name in place.runtime.project_instructions:
         with contextlib.suppress(OSError, PathError):
             text = Root(place.sandbox.workdir).read(name, _INSTRUCTIONS).decode(errors="replace").strip()

@@ -17,6 +17,8 @@ from .host import Host, implicit_host
 from .host.hold import stored_of
 from .host.live import LiveSession, route_of
 from .options import read_options
+from .persistent.memory import remember_tool
+from .persistent.rules import completed
 from .rules import refuse_unheld
 from .runtimes import runtime_for
 from .sandbox import auto
@@ -86,8 +88,8 @@ async def make(
     rules."""
     runtime = runtime_for(harness)
     refuse_unheld(runtime, options)
-    tools = await _tools(options)
     dirs = SessionDirs.of(host.data_dir, key)
+    tools = await _tools(options, dirs, runtime)
     sandbox, owned = await _sandbox(options.sandbox, dirs, host)
     if dirs.used and await host.store.read(lambda conn: queries.find_session(conn, key)) is None:
         raise SessionLost(
@@ -133,8 +135,9 @@ async def again(
         raise OptionsMismatch(
             f"Session {row.key!r} was made with {', '.join(missing)}; pass the same again. Functions cannot be stored."
         )
-    tools = await _tools(options)
+    options = replace(options, persistent_dirs=completed(options.persistent_dirs, row.rules.get("persistent_dirs", ())))
     dirs = SessionDirs.of(host.data_dir, row.key)
+    tools = await _tools(options, dirs, runtime)
     live = host.sessions.get(row.id)
     if live is not None and options.sandbox is live.options.sandbox:
         sandbox = live.sandbox
@@ -179,15 +182,17 @@ def _runtime_of(row: Row[Any]) -> Runtime:
     return runtime_for(row.harness)
 
 
-async def _tools(options: Options) -> tuple[HostTool, ...]:
-    """The app's functions as tools. Raises TypeError naming one that cannot be offered."""
-    if not options.tools:
+async def _tools(options: Options, dirs: SessionDirs, runtime: Runtime) -> tuple[HostTool, ...]:
+    """The app's functions as tools, and what its memory needs. Raises TypeError naming one that cannot be offered."""
+    memories = [dir for dir in options.persistent_dirs if dir.index is not None and not dir.read_only]
+    functions = [*options.tools, *(remember_tool(dirs, dir) for dir in memories if runtime.capabilities.tools)]
+    if not functions:
         return ()
 
     def work() -> tuple[HostTool, ...]:
         from .toolserver import host_tools  # takes most of a second to import
 
-        return host_tools(options.tools)
+        return host_tools(functions)
 
     return await asyncio.to_thread(work)
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from . import skills
 from .output import wanted
+from .persistent.dirs import checked
 from .types.options import Options
 
 
 def options_of(given: Mapping[str, Any]) -> Options:
     """Checked options from keyword arguments. Raises TypeError, ValueError or PathError that names the bad one."""
     options = Options.of(given)
+    options = replace(options, persistent_dirs=checked(options.persistent_dirs))
     if options.output is None and not options.skills:
         return options
     return replace(options, output=wanted(options.output), skills=skills.read(options.skills))

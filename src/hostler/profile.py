@@ -25,7 +25,7 @@ from .rules import refuse_unheld
 from .runtimes import runtime_for
 from .session import SessionCore, TurnSource
 from .store import queries
-from .types.errors import CapabilityUnsupported, SessionLost, StateIncompatible
+from .types.errors import SessionLost, StateIncompatible
 from .types.options import HarnessOptions
 from .types.result import Usage
 from .types.runtime import AcpAgent, Harness, Runtime, check_harness
@@ -132,9 +132,6 @@ def create_harness(
             raise TypeError(f"input_types takes {{name: hostler.input_type(...)}}; {name!r} is {kind!r}.")
     if fetch is not None and not callable(fetch):
         raise TypeError(f"fetch must be a function of a URL, not {fetch!r}.")
-    for name in ("persistent_dirs",):
-        if given.pop(name, None):
-            raise CapabilityUnsupported(f"{name} cannot be given to any harness yet.")
     if "state_dir" in given:
         raise TypeError("state_dir= does not go with host=: the host's data_dir is where its sessions are.")
     return HarnessProfile(host, check_harness(runtime), given, input_types=input_types, fetch=fetch)

@@ -15,15 +15,17 @@ from .files import FilesCore
 from .host.errors import raise_for_setup
 from .host.journal import Follower
 from .host.live import Call, LiveSession
+from .host.persistence import Behalf, raise_for_persistence
 from .options import read_options
 from .output import Output, checked, held
+from .persistent.dirs import Merge
 from .rules import refuse_unheld
 from .store import queries, spoken
 from .store.queries import Turn
 from .types.errors import CapabilityUnsupported, SessionClosed
 from .types.events import Approval, Done, Record, TurnEvent, is_turn_event
 from .types.options import OptionsDict
-from .types.result import Result, Usage
+from .types.result import Persistence, Result, Usage
 from .types.state import State
 from .workspace import native
 
@@ -121,12 +123,14 @@ class SessionCore:
         given = await read_options(options)
         rules = {name: value for name, value in given.rules().items() if name in options}
         refuse_unheld(self._live.runtime, replace(given, tools=self._live.options.tools))
-        for name in ("sandbox", "state_dir", "tools", "skills"):
+        for name in ("sandbox", "state_dir", "tools", "persistent_dirs", "skills"):
             if name in options:
                 raise CapabilityUnsupported(f"{name} belongs to the session and cannot be changed for one call.")
         if extra_body is None:
             extra_body = self._live.rules.get("extra_body")
-        call = Call(given.on_approval, given.on_event, loop, given.api_key, given.output)
+        on_error = given.on_persistence_error if callable(given.on_persistence_error) else None
+        call = Call(given.on_approval, on_error, given.on_event, loop, given.api_key, given.output)
+        raises = {**self._live.rules, **rules}.get("on_persistence_error") == "raise"
         output = held(rules.get("output", self._live.rules.get("output")), given.output, self._live.options.output)
         on_busy = given.on_busy if "on_busy" in options else self._live.options.on_busy
         if on_busy == "steer" and self._live.running is not None:
@@ -148,9 +152,9 @@ class SessionCore:
             if turn_id is None:
                 # Its first record was published just now, and nothing since: there is no need to look it up.
                 follower = self._live.host.journal.follow(self._live.id, found.first, found.id, current=True)
-                return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral, output=output)
+                return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral, output=output, raises=raises)
         follower = self._live.host.journal.follow(self._live.id, found.first - 1, found.id)
-        return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral, output=output)
+        return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral, output=output, raises=raises)
 
     def lend(self) -> None:
         """This handle is gone, and the session stays in hand for the next call, until its program makes room."""
@@ -229,6 +233,25 @@ class SessionCore:
         native_id = row.native_id or row.new_id
         return await asyncio.to_thread(_history, live, native_id, row.native)
 
+    async def commit(
+        self,
+        path: str | None = None,
+        *,
+        merge: Merge | None = None,
+        extra_body: Any = None,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> Persistence:
+        """Store what is changed in the persistent dirs, or in the one at ``path``, between turns.
+
+        ``merge`` holds for this commit in place of the dir's own; ``extra_body`` is for the dirs' callbacks, without it
+        the session's own, or that of its last turn. Raises `PersistenceConflict` or `PersistenceError` when one of them
+        is not committed (its changes stay in the session), `SessionBusy` while a turn runs or waits.
+        """
+        self._check_open()
+        if extra_body is None:
+            extra_body = self._live.rules.get("extra_body")
+        return await self._live.persistent.commit(path, Behalf(None, extra_body, loop), merge)
+
     async def approvals(self) -> list[Approval]:
         """The questions of the running turn that nobody has answered, whichever process runs it."""
         return [bind(self._live, approval) for approval in await self._live.approvals()]
@@ -256,9 +279,16 @@ class TurnSource:
     """The events of one turn, read from the journal."""
 
     def __init__(
-        self, live: LiveSession, follower: Follower, *, cancel_on_leave: bool, output: Output | None = None
+        self,
+        live: LiveSession,
+        follower: Follower,
+        *,
+        cancel_on_leave: bool,
+        output: Output | None = None,
+        raises: bool = False,
     ) -> None:
         self._live = live
+        self._raises = raises  # also for what was not committed
         self._follower = follower
         self._cancel_on_leave = cancel_on_leave
         self._output = output
@@ -273,6 +303,8 @@ class TurnSource:
                     self._live.host.leave(self._live)
                 raise_for_setup(events[-1].result)
                 events[-1] = await self._made(events[-1])
+                if self._raises:
+                    raise_for_persistence(events[-1].result.persistence, events[-1].result)
             if events:
                 return events
         return []

@@ -51,6 +51,15 @@ assert "users=2 memo=CODEWORD-oats" in said, said
 status, said = asyncio.run(post(ui("u1", "user", "Remember CODEWORD-rye.")))  # edited, under the same id
 assert "users=1 memo=CODEWORD-rye" in said, said
 assert asyncio.run(post())[0] == 422
+shell = '@@[{"shell": "%s"}]@@'
+days = [("monday", "echo on Friday > /persistent/notes/hay.md"), ("tuesday", "cat /persistent/notes/hay.md")]
+for key, command in days:
+    r = hostler.generate_harness(harness=assistant, session=key, extra_body=ada, prompt=shell % command)
+    print("turn", r.stop_reason, r.error and r.error.code, r.cost)
+assert [e.output.strip() for e in r.events if isinstance(e, hostler.harness.ToolResult)] == ["on Friday"]
+assert notes == {"ada": (1, {"hay.md": b"on Friday\\n"})}, notes
+for key, _ in days:
+    assistant.sessions.delete(key)
 for raw in chats.values():
     hostler.agent_resume(State.loads(raw)).close()
 """

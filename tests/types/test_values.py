@@ -148,6 +148,9 @@ EVENTS: list[ev.Event] = [
     ev.FileRemoved("/session/a"),
     ev.FileMoved("/session/a", "/artifacts/b"),
     ev.CallbackFailed("on_event", "boom"),
+    ev.CheckedOut("/persistent/a", 2, 1),
+    ev.Committed("/persistent/a", "turn/a/0", ("new",), ("old",), ("gone",)),
+    ev.PersistenceFailed("/persistent/a", "commit", "persistence_conflict", "both changed", ("old",)),
     ev.Done(
         Result(
             "t",

@@ -1,5 +1,5 @@
-"""The command line: run, chat, sessions, show, trace, approvals, answer, files, artifacts, cat, diff, rm, ps, kill, gc,
-doctor, demo."""
+"""The command line: run, chat, sessions, show, trace, approvals, answer, files, artifacts, cat, diff, commit, rm, ps,
+kill, gc, doctor, demo."""
 
 from __future__ import annotations
 
@@ -182,12 +182,42 @@ def cat_(
 
 
 @app.command("diff")
-def diff_(key: Key, data_dir: DataDir = None) -> None:
-    """Show what the last finished turn changed in the workspace; `git apply` takes it."""
+def diff_(
+    key: Key,
+    path: Annotated[
+        str | None, typer.Argument(help="A persistent dir: what is changed in it and not committed.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Show what the last finished turn changed in the workspace, or the uncommitted changes of a persistent dir; `git
+    apply` takes it."""
     from .browse import diff_command
+    from .persistent import diff_dir_command
     from .terminal import guarded
 
-    raise typer.Exit(guarded(lambda: diff_command(key, data_dir)))
+    raise typer.Exit(
+        guarded(lambda: diff_command(key, data_dir) if path is None else diff_dir_command(key, path, data_dir))
+    )
+
+
+@app.command("commit")
+def commit_(
+    key: Key,
+    path: Annotated[str | None, typer.Argument(help="The persistent dir; without it, all of the session.")] = None,
+    merge: Annotated[
+        Literal["fail", "ours", "theirs"] | None, typer.Option(help="For files that both sides have changed.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Store the uncommitted changes of a session's persistent dirs.
+
+    Of dirs that hostler itself can reach: local_dir, project_dir, fsspec_dir. Those with functions of your app are
+    committed in the app, with session.commit(). Exit code: 1 when something is not committed.
+    """
+    from .persistent import commit_command
+    from .terminal import guarded
+
+    raise typer.Exit(guarded(lambda: commit_command(key, path, merge, data_dir)))
 
 
 @app.command("rm")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.table import Table
@@ -99,20 +99,23 @@ def diff_command(key: str, data_dir: str | None) -> int:
     if files is None:
         console(stderr=True).print("no turn has finished yet")
         return FAILED
+    print_diffs([(file["kind"], file["path"], file["diff"]) for file in files])
+    return 0
+
+
+def print_diffs(files: Iterable[tuple[str, str, str | None]]) -> None:
+    """Prints changes (kind, path, diff) in the form that ``git apply`` takes."""
     colors = sys.stdout.isatty()
     out = console()
-    for file in files:
-        if file["diff"] is None:
+    for kind, path, diff in files:
+        if diff is None:
             # git and patch skip what stands before the first header
-            out.print(
-                Text(f"# {file['kind']}: {_one_line(file['path'])} (no text, or not kept)", "dim"), soft_wrap=True
-            )
+            out.print(Text(f"# {kind}: {_one_line(path)} (no text, or not kept)", "dim"), soft_wrap=True)
         elif not colors:
-            sys.stdout.write(file["diff"])
+            sys.stdout.write(diff)
         else:
-            for line in file["diff"].split("\n"):
+            for line in diff.split("\n"):
                 out.print(Text(printable(line), _style(line)), soft_wrap=True)
-    return 0
 
 
 def size(count: int) -> str:

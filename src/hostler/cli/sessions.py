@@ -13,6 +13,7 @@ from sqlalchemy import Row
 
 from .. import portal
 from ..host import Host, retention
+from ..host.persistence import uncommitted
 from ..host.upkeep import kill
 from ..store import Store, queries
 from ..store.queries import Turn
@@ -83,6 +84,9 @@ def show_command(key: str, data_dir: str | None) -> int:
         f"{usage.output_tokens} out",
         "cost": dollars(None if row.unpriced else row.cost),
     }
+    for report in portal.run(uncommitted(path, row.key, row.rules)):
+        count = len(report.created) + len(report.updated) + len(report.deleted)
+        facts["uncommitted"] = f"{facts.get('uncommitted', '')} {report.path} ({count} files)".strip()
     for name, value in facts.items():
         out.print(Text(f"{name:12}", "dim"), printable(str(value)), soft_wrap=True)
     if row.notices:

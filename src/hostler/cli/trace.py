@@ -21,6 +21,8 @@ from ..types.events import (
     Approval,
     CallbackFailed,
     CancelRequested,
+    CheckedOut,
+    Committed,
     Compaction,
     Done,
     FileChange,
@@ -29,6 +31,7 @@ from ..types.events import (
     FileStaged,
     ModelCall,
     Notice,
+    PersistenceFailed,
     Reasoning,
     Record,
     Retract,
@@ -164,6 +167,14 @@ class Pretty:
                 self._line(record, "removed", path, "blue")
             case FileMoved(path=path, target=target):
                 self._line(record, "moved", f"{path} to {target}", "blue")
+            case CheckedOut(path=path, written=written, removed=removed):
+                self._line(record, "loaded", f"{path}: {written} files written, {removed} removed", "blue")
+            case Committed():
+                kinds = {"created": event.created, "updated": event.updated, "deleted": event.deleted}
+                words = ", ".join(f"{len(paths)} {kind}" for kind, paths in kinds.items() if paths)
+                self._line(record, "commits", f"{event.path}: {words}", "blue")
+            case PersistenceFailed(message=message):
+                self._line(record, event.step, message, "red")
             case Approval(id=id, tool=tool, input=given):
                 self._line(record, "asks", f"{tool}  {brief(given)}  ({id})", "magenta")
             case Answered(allow=allow, reason=reason):

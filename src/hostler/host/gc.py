@@ -52,7 +52,7 @@ async def unowned(data_dir: str, store: Store | None) -> list[Leftover]:
         found += _folders(sessions, data_dir)
         found += [
             Leftover(f"session {r.session.key}: {r.why}", _removal(data_dir, store, r.session))
-            for r in await retention.retired(store, Settings.read())
+            for r in await retention.retired(data_dir, store, Settings.read())
         ]
     return found
 

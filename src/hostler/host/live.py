@@ -49,6 +49,7 @@ from . import transcript, upkeep
 from .errors import error_code
 from .hold import Hold, masker_of, settled_by
 from .notices import prompt_of, told
+from .persistence import Behalf, Persistent
 from .shelf import blobs_of, shelve
 from .transcript import Saying
 
@@ -66,6 +67,7 @@ class Call:
     """What belongs to one call in this process: its callbacks and the loop they run on."""
 
     on_approval: Callable[[Any], Any] | None = None
+    on_persistence_error: Callable[[Any], Any] | None = None
     on_event: Callable[[Any], Any] | None = None
     loop: asyncio.AbstractEventLoop | None = None
     api_key: str | None = None
@@ -109,6 +111,7 @@ class LiveSession:
         self._watch = Watch(sandbox.workdir, dirs.private)
         self.hold.tools = self._tool_server(tools) if tools else None
         self.roots = Roots(dirs.workspace(sandbox.workdir).mounts)
+        self.persistent = Persistent(host, row.id, row.key, dirs, options.persistent_dirs)
         self.vault = Vault(self.roots, os.path.join(dirs.private, "artifacts"))
 
     # ---- in ---------------------------------------------------------------------------------------------------------
@@ -332,6 +335,9 @@ class LiveSession:
             return
         try:
             place = self._place(rules, call)
+            behalf = Behalf(turn.id, turn.input["extra_body"], call.loop, running.stopping)
+            strict = rules.get("on_persistence_error") == "raise"
+            await self.persistent.begin(lease, behalf, recovered=recovered, strict=strict)
             looking = self.hold.looking = asyncio.create_task(asyncio.to_thread(self._watch.begin, turn.id))
             try:
                 said, outcome = await self._speak(turn, lease, running, place, call, looking, recovered)
@@ -376,6 +382,7 @@ class LiveSession:
                     end, _ = await settle(output, reached.ended, running.events, stop=None, last=True)
                     reached = replace(reached, ended=end)
                 return said, reached
+            brief = await self.persistent.brief(self._names, self.native_id if said.branch is None else None)
             if not self.runtime.model_first:
                 await looking
             running.spoken = True
@@ -386,7 +393,7 @@ class LiveSession:
                 reached.program,
                 reached.progress,
                 self.runtime.codec,
-                prompt_of(turn, said, reached, place, output, self._names),
+                prompt_of(turn, said, reached, place, output, self._names, brief),
                 Bounds(
                     place.rules["timeout"],
                     place.rules["max_turns"],
@@ -454,13 +461,28 @@ class LiveSession:
         for problem in collected.problems:
             events.append((Notice("artifact_not_kept", problem), None))
             running.events.append(events[-1])
+        call = self._calls.get(turn.id) or self._joined.get(turn.id) or Call()
+        on_error = call.on_persistence_error or self.options.on_persistence_error
+        persistence, committed = await self.persistent.end(
+            lease,
+            Behalf(turn.id, turn.input["extra_body"], call.loop, running.stopping),
+            done=outcome.ended.stop_reason == "done",
+            on_error=on_error if callable(on_error) else None,
+        )
+        events += [(event, None) for event in committed]
+        running.events += [(event, None) for event in committed]
         result = result_of(outcome.ended, running.events, files, session=self.key, turn=turn.id)
         given_up = stored.branch is not None and result.stop_reason != "done"
         known = (stored.native or {}).get("begun")
         begun = known or result.stop_reason == "done" or (result.usage.calls > 0 and not given_up)
         manifest = {**manifest, "begun": bool(begun)}  # there is a history, which must not be lost
         artifacts = tuple(file for file in collected.files if kept.get(file.path) != file.sha256)
-        result = replace(masker.mask(result), artifacts=artifacts, context=said.context if said else "native")
+        result = replace(
+            masker.mask(result),
+            artifacts=artifacts,
+            context=said.context if said else "native",
+            persistence=masker.mask(persistence),
+        )
         after = queries.GONE
         if given_up:
             pass
@@ -509,6 +531,8 @@ class LiveSession:
                 await program.close_turn(outcome.progress.frame)
         self.host.journal.publish(self.id, records)
         await asyncio.to_thread(self._watch.save)
+        if outcome.progress is not None:
+            await self.persistent.told(self.native_id)
         if after is queries.GONE:
             await self.hold.end()
 
@@ -549,6 +573,7 @@ class LiveSession:
         """Another handle of this process brings the session's callables, and maybe other rules, again."""
         self.options = options
         self.rules = dict(rules)
+        self.persistent.given = options.persistent_dirs
         if self.hold.tools is not None:
             self.hold.tools.offer(tools)
         elif tools:

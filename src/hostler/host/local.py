@@ -179,7 +179,7 @@ class Host:
     async def _retire(self) -> None:
         """Remove the sessions whose time is over."""
         try:
-            for found in await retention.retired(self.store, self.settings):
+            for found in await retention.retired(self.data_dir, self.store, self.settings):
                 if found.session.id not in self.sessions:
                     await retention.remove(self.data_dir, self.store, found.session)
         except HarnessError:

@@ -19,10 +19,10 @@ _AT_MOST = 50  # files that are named; the agent finds the rest beside them
 
 
 def prompt_of(
-    turn: Turn, said: Saying, reached: Reached, place: Place, output: Output | None, roots: Roots | None
+    turn: Turn, said: Saying, reached: Reached, place: Place, output: Output | None, roots: Roots | None, brief: str
 ) -> Prompt:
     """The turn's prompt for the program. One that has just been started has been told nothing yet."""
-    text = told(said.text, turn.notices, roots)
+    text = told(said.text, turn.notices, roots, brief)
     if (reached.fresh or reached.progress.frame == 0) and place.offered and not place.runtime.capabilities.instructions:
         text = f"{text}\n\n{place.offered}"
     if output is not None and place.schema_at is None:
@@ -31,11 +31,13 @@ def prompt_of(
     return Prompt(turn.id, text, said.images, reached.fresh, schema)
 
 
-def told(prompt: str, notices: Sequence[Mapping[str, Any]], roots: Roots | None) -> str:
-    """The prompt with the notices behind it (before it they would hide a command of the program's own).
+def told(prompt: str, notices: Sequence[Mapping[str, Any]], roots: Roots | None, brief: str = "") -> str:
+    """The prompt with the notices and the ``brief`` behind it (before it they would hide a command of the program's own).
 
     ``roots`` is given where the program does not see the virtual folders: their names become real paths."""
     text = prompt if roots is None else roots.translated(prompt)
+    if brief:
+        text = f"{text}\n\n{brief}"
     if not notices:
         return text
     lines = [_line(notice, roots) for notice in notices[-_AT_MOST:]]

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row
@@ -18,6 +19,7 @@ from ..store import Store, queries
 from ..store.queries import Expired
 from ..types.errors import HarnessError, SessionBusy
 from ..workspace import SessionDirs
+from .persistence import uncommitted
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ class Retired:
     why: str
 
 
-async def retired(store: Store, settings: Settings) -> list[Retired]:
-    """The sessions whose time is over and whose program is, too."""
+async def retired(data_dir: str, store: Store, settings: Settings) -> list[Retired]:
+    """The sessions whose time is over and whose program is, too. One with changes that are not committed stays."""
     now = time.time()
     found = await store.read(
         lambda conn: queries.expired_sessions(conn, now - settings.ephemeral_ttl, now - settings.retention)
@@ -42,6 +44,7 @@ async def retired(store: Store, settings: Settings) -> list[Retired]:
         Retired(row, f"{'made without a key, ' if row.ephemeral else ''}last used {_days(now - row.updated)} ago")
         for row in found
         if not row.program or not keeper.alive(KeeperAddress.from_dict(row.program["address"]))
+        if not await uncommitted(data_dir, row.key, await store.read(partial(queries.rules_of, session=row.id)))
     ]
 
 

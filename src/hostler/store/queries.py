@@ -136,6 +136,11 @@ def get_session(conn: Connection, session: int) -> Row[Any]:
     return row
 
 
+def rules_of(conn: Connection, session: int) -> dict[str, Any]:
+    """The stored rules of a session; none when it is gone."""
+    return conn.execute(select(sessions.c.rules).where(sessions.c.id == session)).scalar() or {}
+
+
 def list_sessions(conn: Connection) -> Sequence[Row[Any]]:
     return conn.execute(select(sessions).order_by(sessions.c.updated.desc())).all()
 

@@ -53,6 +53,12 @@ def erase(conn: Connection, session: int, turn: str) -> None:
         after = rows[-1].seq
 
 
+def last_extra_body(conn: Connection, session: int) -> Any:
+    """The app's context of the session's last turn; None when it was forgotten, or there is none."""
+    last = select(turns.c.input).where(turns.c.session == session).order_by(turns.c.position.desc()).limit(1)
+    return (conn.execute(last).scalar() or {}).get("extra_body")
+
+
 def forget_input(conn: Connection, turn: str, input: dict[str, Any]) -> None:
     """Keep of a finished turn's input only what tells it from another."""
     conn.execute(update(turns).where(turns.c.id == turn).values(input=queries.digest(input)))

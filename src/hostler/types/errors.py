@@ -53,11 +53,18 @@ class PathError(HarnessError, ValueError):
 
 
 class PersistenceError(HarnessError):
-    """A persistent dir could not be loaded or stored; its changes are still in the session."""
+    """A persistent dir could not be loaded or stored; its changes are still in the session. ``result`` is that of the
+    turn behind which it happened, if there was one; ``persistence`` says what became of each dir."""
+
+    def __init__(self, message: str, *, result: object = None, persistence: object = None) -> None:
+        super().__init__(message)
+        self.result = result
+        self.persistence = persistence
 
 
 class PersistenceConflict(PersistenceError):
-    """A persistent dir was changed by somebody else at the same paths; nothing was stored."""
+    """A persistent dir was changed by somebody else at the same paths; nothing was stored. The ``store`` of a persistent
+    dir raises it when its cursor is not the newest."""
 
 
 class StoreError(HarnessError):

@@ -202,8 +202,51 @@ class CallbackFailed:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedOut:
+    """A persistent dir was refreshed: so many files of its checkout were written and removed."""
+
+    path: str
+    written: int
+    removed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Changes of a persistent dir were stored under the idempotency key ``key``. The names are relative paths."""
+
+    path: str
+    key: str
+    created: tuple[str, ...] = ()
+    updated: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PersistenceFailed:
+    """A persistent dir could not be refreshed or committed, or the agent changed one that is read-only (``step``: load,
+    commit, read-only). ``paths`` are those in conflict, or those that were put back; the model is told nothing of it."""
+
+    path: str
+    step: str
+    code: str
+    message: str
+    paths: tuple[str, ...] = ()
+
+
 HostEvent: TypeAlias = (
-    Accepted | Started | ModelCall | Answered | CancelRequested | FileStaged | FileRemoved | FileMoved | CallbackFailed
+    Accepted
+    | Started
+    | ModelCall
+    | Answered
+    | CancelRequested
+    | FileStaged
+    | FileRemoved
+    | FileMoved
+    | CallbackFailed
+    | CheckedOut
+    | Committed
+    | PersistenceFailed
 )
 Event: TypeAlias = TurnEvent | HostEvent
 
@@ -245,6 +288,9 @@ _HOST_EVENTS: dict[str, type[Any]] = {
     "file_removed": FileRemoved,
     "file_moved": FileMoved,
     "callback_failed": CallbackFailed,
+    "checked_out": CheckedOut,
+    "committed": Committed,
+    "persistence_failed": PersistenceFailed,
 }
 _BY_NAME = {**_TURN_EVENTS, **_HOST_EVENTS}
 _BY_TYPE = {cls: name for name, cls in _BY_NAME.items()}
@@ -253,6 +299,8 @@ _NESTED: dict[type[Any], Callable[[dict[str, Any]], dict[str, Any]]] = {
     Done: lambda d: {"result": result_from_dict(d["result"])},
     ModelCall: lambda d: {**d, "usage": Usage(**d["usage"]), "error": ErrorInfo(**d["error"]) if d["error"] else None},
     FileStaged: lambda d: {**d, "file": FileRef(**d["file"])},
+    Committed: lambda d: {**d, **{name: tuple(d[name]) for name in ("created", "updated", "deleted")}},
+    PersistenceFailed: lambda d: {**d, "paths": tuple(d["paths"])},
 }
 
 

@@ -11,6 +11,7 @@ from .events import Approval, Record
 from .runtime import Permissions
 
 OnBusy = Literal["queue", "reject", "interrupt", "steer"]
+OnPersistenceError = Literal["report", "raise"] | Callable[[Any], Any]
 
 
 class OptionsDict(TypedDict, total=False):
@@ -50,6 +51,11 @@ class OptionsDict(TypedDict, total=False):
     """False: what was said and done in a turn is erased from the journal when the turn is over; its outcome stays."""
     redact: Sequence[str] | None
     """Keys (``"password"``) and paths (``"customer.ssn"``) whose values are masked in the trace. None: the usual ones."""
+    persistent_dirs: Sequence[Any]
+    """Directories that outlive the session: `persistent_dir`, `local_dir`, `project_dir`, `fsspec_dir`, `memory`."""
+    on_persistence_error: OnPersistenceError
+    """``"report"``: a commit that failed is in the Result and in the journal. ``"raise"``: it is raised as well, with the
+    Result. A function is called with the error."""
     on_busy: OnBusy
     on_event: Callable[[Record], Any] | None
     state_dir: str | None
@@ -61,7 +67,6 @@ class HarnessOptions(OptionsDict, total=False):
 
     input_types: Mapping[str, Any]
     fetch: Callable[[str], Any] | None
-    persistent_dirs: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,8 @@ class Options:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trace: bool = True
     redact: tuple[str, ...] | None = None
+    persistent_dirs: tuple[Any, ...] = ()
+    on_persistence_error: OnPersistenceError = "report"
     on_busy: OnBusy = "queue"
     on_event: Callable[[Record], Any] | None = None
     state_dir: str | None = None
@@ -117,6 +124,8 @@ class Options:
         "options",
         "trace",
         "redact",
+        "persistent_dirs",
+        "on_persistence_error",
     )
 
     @classmethod
@@ -131,7 +140,7 @@ class Options:
         values = dict(given)
         if isinstance(values.get("skills"), Mapping):
             values["skills"] = [{name: text} for name, text in values["skills"].items()]
-        for name in ("tools", "skills", "disable_tools", "allow", "deny"):
+        for name in ("tools", "skills", "disable_tools", "allow", "deny", "persistent_dirs"):
             if name in values:
                 if isinstance(values[name], str):
                     raise TypeError(f"{name} takes a list, not a string: {name}=[{values[name]!r}].")
@@ -139,6 +148,10 @@ class Options:
         for name in ("disable_tools", "allow", "deny"):
             if not all(isinstance(rule, str) for rule in values.get(name, ())):
                 raise TypeError(f"{name} takes a list of strings, not {values[name]!r}.")
+        if wrong := [dir for dir in values.get("persistent_dirs", ()) if not hasattr(dir, "rule")]:
+            raise TypeError(
+                f"persistent_dirs takes what persistent_dir(...), local_dir(...) and so on give, not {wrong[0]!r}."
+            )
         if values.get("redact") is not None:
             if isinstance(values["redact"], str) or not all(isinstance(key, str) and key for key in values["redact"]):
                 raise TypeError("redact takes a list of keys: redact=['password'].")
@@ -155,6 +168,10 @@ class Options:
             raise TypeError(f"trace must be True or False, not {out.trace!r}.")
         if out.permissions not in ("full", "read-only", "edit", "ask"):
             raise ValueError(f"permissions must be 'full', 'read-only', 'edit' or 'ask', not {out.permissions!r}.")
+        if not callable(out.on_persistence_error) and out.on_persistence_error not in ("report", "raise"):
+            raise ValueError(
+                f"on_persistence_error must be 'report', 'raise' or a function, not {out.on_persistence_error!r}."
+            )
         if out.on_busy not in ("queue", "reject", "interrupt", "steer"):
             raise ValueError(f"on_busy must be 'queue', 'reject', 'interrupt' or 'steer', not {out.on_busy!r}.")
         for name, kind in (("max_turns", int), ("max_cost", (int, float)), ("timeout", (int, float))):
@@ -170,6 +187,9 @@ class Options:
         rules = {name: getattr(self, name) for name in self.RULES}
         rules["output"] = None if self.output is None else self.output.schema
         rules["skills"] = [skill.manifest() for skill in self.skills]
+        rules["persistent_dirs"] = [dir.rule() for dir in self.persistent_dirs]
+        if callable(self.on_persistence_error):
+            rules["on_persistence_error"] = "report"
         try:
             return json.loads(json.dumps(rules))  # type: ignore[no-any-return]
         except (TypeError, ValueError) as error:
@@ -177,7 +197,11 @@ class Options:
 
     def callables(self) -> list[str]:
         """The names of the callables that a resume must bring again."""
-        return sorted([f"tool {t.__name__}" for t in self.tools] + (["on_approval"] if self.on_approval else []))
+        names = [f"tool {t.__name__}" for t in self.tools]
+        names += [dir.needs for dir in self.persistent_dirs if dir.needs]
+        names += ["on_approval"] if self.on_approval else []
+        names += ["on_persistence_error"] if callable(self.on_persistence_error) else []
+        return sorted(names)
 
 
 def _check_server(name: object, server: object) -> None:

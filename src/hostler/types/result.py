@@ -47,9 +47,13 @@ class ErrorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """What became of the persistent dirs' changes."""
+    """What became of the persistent dirs' changes: of all dirs together the worst (``uncommitted``: there are changes,
+    and nobody has asked for a commit yet, or the turn failed). ``commits`` has a dict for each dir with changes: ``path``,
+    ``status``, ``created``, ``updated``, ``deleted`` and ``conflicts`` (relative paths), ``skipped`` (path to reason, of
+    links and the like), ``key`` (the idempotency key) and ``error`` (``code`` and ``message``, or None). What is not
+    ``committed`` stays in the session."""
 
-    status: Literal["clean", "committed", "failed", "conflict"] = "clean"
+    status: Literal["clean", "committed", "uncommitted", "failed", "conflict"] = "clean"
     commits: tuple[dict[str, Any], ...] = ()
 
 

@@ -117,7 +117,8 @@ class LaunchContext:
     of that conversation) it stays as it is, and a new one begins that holds it up to there. ``tool_url`` and
     ``tool_token`` are set when the host offers tools by streamable-HTTP MCP. ``files_dir`` is a private folder for files that
     ``argv`` refers to. ``new_id`` is a fresh uuid that a program which takes one may give to a new conversation.
-    ``artifacts`` is the folder for results, which with ``permissions="edit"`` may be written as the workspace may.
+    ``artifacts`` is the folder for results, ``folders`` are others of the session; with ``permissions="edit"`` they may
+    be written as the workspace may.
     ``output_schema`` is set when the runtime takes it at launch (see `Runtime.takes_schema`). ``skills`` is the folder of
     the session's skills (one folder each, with a SKILL.md), or None when it has none.
     """
@@ -149,6 +150,12 @@ class LaunchContext:
     artifacts: str | None = None
     skills: str | None = None
     fork_at: str | None = None
+    folders: tuple[str, ...] = ()
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The folders outside the workspace that may be written as it may."""
+        return (*((self.artifacts,) if self.artifacts else ()), *self.folders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,16 @@ class Root:
             else:
                 os.unlink(name, dir_fd=parent)
 
+    def mkdirs(self, path: str) -> None:
+        """Make a directory and its missing parents."""
+        with self._directory(path, split(path, self.virtual), _PASS, make=True):
+            pass
+
+    def rmdir(self, path: str) -> None:
+        """Remove a directory that is empty."""
+        with self._parent(path) as (parent, name), self._explained(path, parent, name):
+            os.rmdir(name, dir_fd=parent)
+
     def move(self, source: str, target: str, into: Root | None = None) -> None:
         """Rename a file, a link itself, or a directory; a file at ``target`` (of the root ``into``, when given) is
         replaced, its parents are made."""

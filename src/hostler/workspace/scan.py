@@ -50,9 +50,14 @@ class _TooMany(Exception):
     pass
 
 
-def scan(root: str, skip: frozenset[str] = DEFAULT_SKIP, limit: int = _MAX_ENTRIES) -> Snapshot:
-    """Look at everything below ``root`` but folders named in ``skip``. Follows no link; what vanishes is left out, and
-    a root that is gone is empty."""
+def scan(
+    root: str,
+    skip: frozenset[str] = DEFAULT_SKIP,
+    limit: int = _MAX_ENTRIES,
+    marks: frozenset[str] = _MARKS,
+) -> Snapshot:
+    """Look at everything below ``root`` but folders named in ``skip`` and those that hold one of ``marks``. Follows no
+    link; what vanishes is left out, and a root that is gone is empty."""
     entries: dict[str, Entry] = {}
     links: dict[str, str] = {}
     skipped: set[str] = set()
@@ -62,7 +67,7 @@ def scan(root: str, skip: frozenset[str] = DEFAULT_SKIP, limit: int = _MAX_ENTRI
         nonlocal count
         with os.scandir(fd) as found:
             items = list(found)
-        if prefix and any(item.name in _MARKS for item in items):
+        if prefix and any(item.name in marks for item in items):
             skipped.add(prefix)
             return
         count += len(items)

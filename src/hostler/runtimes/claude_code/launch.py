@@ -65,7 +65,7 @@ def _permissions(ctx: LaunchContext) -> list[str]:
             return ["--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
         case "edit":
             names = ",".join((*tools.READERS, *tools.WRITERS, *_more(ctx)))
-            more = ["--add-dir", ctx.artifacts] if ctx.artifacts else []
+            more = [part for folder in ctx.beside for part in ("--add-dir", folder)]
             return [*more, "--tools", names, "--permission-mode", "acceptEdits", "--permission-prompts", "none"]
         case "read-only":
             names = ",".join((*tools.READERS, *_more(ctx)))

@@ -133,7 +133,7 @@ def sandbox_policy(ctx: LaunchContext) -> dict[str, Any]:
     if ctx.permissions == "edit":
         return {
             "type": "workspaceWrite",
-            "writableRoots": [ctx.artifacts] if ctx.artifacts else [],
+            "writableRoots": list(ctx.beside),
             "networkAccess": False,
             "excludeSlashTmp": True,
             "excludeTmpdirEnvVar": True,

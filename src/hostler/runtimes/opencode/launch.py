@@ -122,7 +122,7 @@ def permission(ctx: LaunchContext) -> dict[str, Any]:
                 **reads,
                 "edit": edit,
                 "bash": shell,
-                "external_directory": _outside(ctx, "deny"),
+                "external_directory": _outside(ctx, "deny", *ctx.beside),
                 **host,
             }
         case "ask":
@@ -135,9 +135,10 @@ def permission(ctx: LaunchContext) -> dict[str, Any]:
     return out
 
 
-def _outside(ctx: LaunchContext, action: str) -> Any:
-    """What becomes of paths outside the workspace: those of skills may be read."""
-    return {"*": action, f"{ctx.skills}/*": "allow"} if ctx.skills else action
+def _outside(ctx: LaunchContext, action: str, *folders: str) -> Any:
+    """What becomes of paths outside the workspace: those of skills may be read, and ``folders`` be used."""
+    allowed = {f"{folder}/*": "allow" for folder in (*folders, ctx.skills) if folder}
+    return {"*": action, **allowed} if allowed else action
 
 
 def _unwritten(ctx: LaunchContext) -> dict[str, str]:
