@@ -174,7 +174,7 @@ def test_a_program_without_instructions_is_told_once(models: ModelServer, tmp_pa
 
     def prompt(frame: int, fresh: bool = False) -> str:
         reached: Any = Reached(None, Progress({}, 1, frame=frame), None, fresh)  # type: ignore[arg-type]
-        return prompt_of(turn, said, reached, place, None, None).text
+        return prompt_of(turn, said, reached, place, None, None, "").text
 
     assert prompt(0).startswith("Hello.\n\nYou have these skills")
     assert "- feeding: Feeds (/skills/feeding/SKILL.md)" in prompt(0)
