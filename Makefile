@@ -8,12 +8,12 @@ VENV ?= .venv
 HARNESS ?= codex
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint soak bench faces clean
+.PHONY: demo test lint soak bench faces bubblewrap clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hostler demo --harness $(HARNESS)
 
-test: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready lint
+test: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready bubblewrap lint
 	$(BIN)/pytest -n 3 --dist loadgroup -m "not soak"
 
 lint: $(VENV)/.dev
@@ -23,10 +23,10 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_faces.py --check
 
-soak: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready
+soak: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready bubblewrap
 	HOSTLER_SOAK=1 timeout --signal=INT 3600 $(BIN)/pytest -n 2 --dist loadgroup -m "soak or longer"
 
-bench: $(VENV)/.dev $(VENV)-peer/.ready .programs/.ready
+bench: $(VENV)/.dev $(VENV)-peer/.ready .programs/.ready bubblewrap
 	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" $(BIN)/python benchmarks/run.py
 
 faces: $(VENV)/.dev
@@ -56,6 +56,16 @@ $(VENV)-litellm/.ready:
 	npm install --prefix .programs --no-save --no-audit --no-fund --loglevel=error "opencode-ai@1"
 	.programs/node_modules/.bin/opencode --version
 	touch $@
+
+# The sandbox. Where it can neither be found nor installed its tests are skipped, which CI does not let pass.
+bubblewrap:
+	@command -v bwrap >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get install -y -qq --no-install-recommends bubblewrap || \
+	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap; }; \
+	  else \
+	    echo "bubblewrap is not installed, and only root can do it with apt-get: its tests are skipped"; \
+	  fi; }
 
 # The peer that the benchmarks compare with.
 $(VENV)-peer/.ready:

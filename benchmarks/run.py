@@ -14,6 +14,7 @@ from common import Row, peer_python, print_table
 import host
 import messages
 import persistent
+import sandboxes
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     if peer_python() is None:
         print("litellm is not measured: no .venv-peer (make bench makes it), and HOSTLER_BENCH_PEER names none.")
     rows: list[Row] = []
-    for room in (imports, deltas, turns, resume, host, messages, persistent):
+    for room in (imports, deltas, turns, resume, host, messages, persistent, sandboxes):
         for row in room.rows(quick):
             print(f"measured: {row.name}", file=sys.stderr, flush=True)
             rows.append(row)

@@ -26,6 +26,7 @@ from .artifacts import ArtifactsCore
 from .content import ByteStream, Content
 from .files import FilesCore
 from .follow import Follow
+from .opening import fork_session
 from .persistent.dirs import Merge
 from .profile import SessionInfo, SessionsCore
 from .session import SessionCore
@@ -71,6 +72,19 @@ TAIL = '''
         return Follow(portal.engine().submit(self._core.follow(after)))
 
     afollow = follow
+
+    def fork(self, key: str) -> Session:
+        """A new session under ``key`` that goes on from the last finished turn: with the program's history, the same
+        rules, and a workspace of its own that begins as a copy of this one; so does ``/artifacts``.
+
+        Raises SessionBusy while a turn runs or waits, ValueError for a key that is taken, CapabilityUnsupported where
+        the program keeps its history out of reach.
+        """
+        return Session(portal.run(fork_session(self._core, key)))
+
+    async def afork(self, key: str) -> Session:
+        """The async twin of `fork`."""
+        return Session(await portal.arun(fork_session(self._core, key)))
 
     def __enter__(self) -> Session:
         return self
@@ -141,7 +155,7 @@ ARTIFACTS_TAIL = '''
     aopen = open
 '''
 
-BY_HAND = {"begin", "follow", "core", "open", "files", "artifacts", "live"}
+BY_HAND = {"begin", "follow", "fork", "core", "open", "files", "artifacts", "live"}
 
 
 def generate() -> str:

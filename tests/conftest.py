@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hostler.sandboxes import probe
 from hostler.testing.model_server import ModelServer
 
 SOAK = os.environ.get("HOSTLER_SOAK") == "1"
@@ -27,9 +28,12 @@ os.environ["PATH"] = f"{_PROGRAMS}{os.pathsep}{os.environ.get('PATH', os.defpath
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    missing = probe.missing()
     for item in items:
         if "soak" in item.keywords and not SOAK:
             item.add_marker(pytest.mark.skip(reason="run by make soak"))
+        elif "bubblewrap" in item.keywords and missing is not None:
+            item.add_marker(pytest.mark.skip(reason=f"no bubblewrap: {missing}"))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -142,10 +146,21 @@ def processes_of(state_dir: Path) -> list[psutil.Process]:
         except (psutil.Error, OSError):
             continue
         if process.pid != os.getpid() and (
-            str(state_dir) in environment.get("HOME", "") or any(str(state_dir) in a for a in line)
+            str(state_dir) in environment.get("HOME", "")
+            or any(str(state_dir) in a for a in line)
+            or ("HOSTLER_RUN" in environment and "/".join(state_dir.parts[-2:]) + "/" in _home(process.pid))
         ):
             found.append(process)
     return found
+
+
+def _home(pid: int) -> str:
+    """What lies behind the home of a process in a sandbox, by its path in the file system that it is on."""
+    try:
+        mounts = [line.split(" ") for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
+    except OSError:
+        return ""
+    return next((fields[3] for fields in mounts if fields[4] == "/home/agent"), "")
 
 
 def wait_until(condition: Any, seconds: float = 10.0) -> bool:

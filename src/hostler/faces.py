@@ -10,6 +10,7 @@ from .artifacts import ArtifactsCore
 from .content import ByteStream, Content
 from .files import FilesCore
 from .follow import Follow
+from .opening import fork_session
 from .persistent.dirs import Merge
 from .profile import SessionInfo, SessionsCore
 from .session import SessionCore
@@ -58,7 +59,7 @@ class Session:
 
     @property
     def workdir(self) -> str:
-        """The working directory, as the agent sees it."""
+        """The directory of the workspace on this machine; the agent may know it by another name (``/session``)."""
         return self._core.workdir
 
     def run(self, prompt: str, **options: Unpack[OptionsDict]) -> Result:
@@ -123,6 +124,32 @@ class Session:
         """The async twin of `history`."""
         return await portal.arun(self._core.history())
 
+    def snapshot(self) -> str:
+        """Keep the workspace as it is now, between two turns; the id to restore it with. Exact but for what is neither
+        file, folder nor link; what could not be taken is in the journal (`SnapshotTaken`). What has not changed since
+        the last one is not copied again.
+
+        Raises SessionBusy while a turn runs or waits, SandboxError for a workspace that is too large
+        (``HOSTLER_SNAPSHOT_LIMIT``), or is or holds the user's home.
+        """
+        return portal.run(self._core.snapshot())
+
+    async def asnapshot(self) -> str:
+        """The async twin of `snapshot`."""
+        return await portal.arun(self._core.snapshot())
+
+    def restore(self, id: str) -> None:
+        """Make the workspace what it was at a snapshot of this session. What is as it was is not touched, nor is
+        anything outside of the workspace; the conversation goes on as it is.
+
+        Raises SessionBusy while a turn runs or waits, SandboxError for an id that is none.
+        """
+        return portal.run(self._core.restore(id))
+
+    async def arestore(self, id: str) -> None:
+        """The async twin of `restore`."""
+        return await portal.arun(self._core.restore(id))
+
     def commit(self, path: str | None = None, *, merge: Merge | None = None, extra_body: Any = None) -> Persistence:
         """Store what is changed in the persistent dirs, or in the one at ``path``, between turns.
 
@@ -179,6 +206,19 @@ class Session:
         return Follow(portal.engine().submit(self._core.follow(after)))
 
     afollow = follow
+
+    def fork(self, key: str) -> Session:
+        """A new session under ``key`` that goes on from the last finished turn: with the program's history, the same
+        rules, and a workspace of its own that begins as a copy of this one; so does ``/artifacts``.
+
+        Raises SessionBusy while a turn runs or waits, ValueError for a key that is taken, CapabilityUnsupported where
+        the program keeps its history out of reach.
+        """
+        return Session(portal.run(fork_session(self._core, key)))
+
+    async def afork(self, key: str) -> Session:
+        """The async twin of `fork`."""
+        return Session(await portal.arun(fork_session(self._core, key)))
 
     def __enter__(self) -> Session:
         return self

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,9 +31,8 @@ from .types.errors import (
     StateIncompatible,
 )
 from .types.runtime import Folded, Launch, LaunchContext, Runtime
-from .types.sandbox import Sandbox
+from .types.sandbox import Enclosure, Folders, Job, Sandbox
 from .workspace import SessionDirs, native
-from .workspace.artifacts import FOLDER
 from .workspace.blobs import Blobs
 from .workspace.confined import Root, make_folder
 from .workspace.roots import VIRTUAL, Roots
@@ -64,7 +64,6 @@ class Stored:
     progress: dict[str, Any] | None
     frame: int
     native: dict[str, Any] | None
-    workdir: str = ""  # as it was when the session was made; an owned one moves with its data dir
     branch: dict[str, Any] | None = None  # the conversation that the running turn began
 
 
@@ -95,11 +94,6 @@ class Place:
     spool_limit: int
 
     @property
-    def artifacts(self) -> str:
-        """The folder for results, as the program sees it."""
-        return FOLDER if self.sandbox.workdir == VIRTUAL else self.dirs.artifacts
-
-    @property
     def skills(self) -> str | None:
         """The folder of the session's skills, as the program sees it; None when it has none."""
         if not self.rules.get("skills"):
@@ -123,8 +117,16 @@ class Place:
     def folders(self) -> tuple[str, ...]:
         """The persistent dirs that the program may write, as it sees them."""
         there = "/persistent" if self.sandbox.workdir == VIRTUAL else self.dirs.persistent
+        return tuple(f"{there}/{name}" for name in self._persistent(read_only=False))
+
+    @property
+    def readonly(self) -> tuple[str, ...]:
+        """The names of the persistent dirs that it may not."""
+        return self._persistent(read_only=True)
+
+    def _persistent(self, *, read_only: bool) -> tuple[str, ...]:
         rules = self.rules.get("persistent_dirs") or ()
-        return tuple(f"{there}/{rule['path'].rsplit('/', 1)[1]}" for rule in rules if rule["commit"] != "read-only")
+        return tuple(r["path"].rsplit("/", 1)[1] for r in rules if (r["commit"] == "read-only") is read_only)
 
     def fingerprint(self) -> str:
         """Changes when a live program cannot go on under these rules."""
@@ -205,18 +207,19 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
     """Start the program: with its own history when the session has one, else fresh; with ``branch`` in a conversation that
     begins now. Raises set-up errors."""
     runtime, sandbox, dirs, rules = place.runtime, place.sandbox, place.dirs, place.rules
-    if not os.path.isdir(sandbox.workdir):
+    if not os.path.isdir(sandbox.root):
         raise SandboxError(
-            f"The working directory of session {stored.key!r} is gone: {sandbox.workdir}. Put it back, or begin a new session."
+            f"The working directory of session {stored.key!r} is gone: {sandbox.root}. Put it back, or begin a new session."
         )
     argv = runtime.find(rules["options"], sandbox.which)
     code = await asyncio.to_thread(_project_code, place)
-    if code and rules["permissions"] != "full":
+    held = sandbox.confined and rules["permissions"] != "ask"
+    if code and rules["permissions"] != "full" and not held:
         raise CapabilityUnsupported(
             f"{runtime.name} runs what is in {code} when it starts, and nothing stops it; permissions="
             f"{rules['permissions']!r} cannot be held in this workspace. Remove the folder, or choose another program."
         )
-    for folder in (dirs.home, dirs.tmp, dirs.artifacts):
+    for folder in (dirs.home, dirs.tmp, dirs.artifacts, dirs.persistent, dirs.skills, dirs.launch):
         make_folder(folder)
     fresh = branch is not None and branch.at is None
     native_id = None if fresh else await asyncio.to_thread(_restore, stored, place)
@@ -226,15 +229,19 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
     token = secrets.token_urlsafe(24)
     tool_token = secrets.token_urlsafe(24) if place.tools else None
     mark = secrets.token_hex(16)
-    listener = sandbox.listen()
+    inside = await asyncio.to_thread(_enclose, place, argv)
+    folders = inside.folders
+    # Where the program has a network of its own, the keeper's init binds its model's address in there.
+    listener = None if inside.model_port else socket.create_server(("127.0.0.1", 0), backlog=128)
     try:
-        url = "http://{}:{}".format(*listener.getsockname()[:2])
+        port = inside.model_port if listener is None else listener.getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
         context = LaunchContext(
-            program=argv,
-            home=dirs.home,
-            tmp=dirs.tmp,
-            workdir=sandbox.workdir,
-            files_dir=dirs.launch,
+            program=inside.program,
+            home=folders.home,
+            tmp=folders.tmp,
+            workdir=folders.workdir,
+            files_dir=folders.launch,
             model=place.route.model,
             model_url=url,
             token=token,
@@ -253,33 +260,38 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
             output_schema=rules["output"] if place.schema_at == "launch" else None,
             tool_url=url + TOOLS_PATH if tool_token else None,
             tool_token=tool_token,
-            mcp_servers=rules["mcp_servers"],
+            mcp_servers=inside.servers,
             options=rules["options"],
-            artifacts=place.artifacts,
+            artifacts=folders.artifacts,
             skills=place.skills,
             folders=place.folders,
         )
         plan, folded = _plan(runtime, context)
-        await asyncio.to_thread(_write_files, dirs, plan)
+        await asyncio.to_thread(_write_files, dirs, folders, plan)
         if place.skills is not None:
             await asyncio.to_thread(skills.lay_out, rules["skills"], Blobs(dirs.blobs), dirs.skills)
-        env = {**sandbox.environment(home=dirs.home, tmp=dirs.tmp), **plan.env, ARTIFACTS: place.artifacts}
+        env = {**sandbox.environment(home=folders.home, tmp=folders.tmp), **plan.env, ARTIFACTS: folders.artifacts}
         spec = KeeperSpec(
-            argv=sandbox.command(plan.argv, env, sandbox.workdir),
+            argv=[*inside.wrap, *plan.argv],
             env=env,
-            cwd=sandbox.workdir,
+            cwd=inside.cwd,
             dir=os.path.join(dirs.keepers, mark[:12]),
             mark=mark,
             park_ttl=place.park_ttl,
             orphan_ttl=place.orphan_ttl,
             spool_limit=place.spool_limit,
+            feeds=inside.feeds,
+            model_port=inside.model_port,
+            groups=inside.groups,
+            enclosed=bool(inside.wrap),
         )
         try:
             address = await keeper.start(spec, listener)
         except KeeperError as error:
             raise HarnessInstallFailed(f"{runtime.name} does not start: {error}") from error
     finally:
-        listener.close()
+        if listener is not None:
+            listener.close()
     resumed = "native" if native_id else "replayed" if fresh else None
     progress = begun(runtime.codec, folded)
     return Launched(address, token, tool_token, place.fingerprint(), progress, resumed, branch)
@@ -300,6 +312,20 @@ async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) ->
     )
     await program.send(launched.progress.owed)
     return program
+
+
+def _enclose(place: Place, argv: tuple[str, ...]) -> Enclosure:
+    readonly = tuple(os.path.join(place.dirs.persistent, name) for name in place.readonly)
+    for folder in readonly:
+        make_folder(folder)
+    folders = place.dirs.folders(place.sandbox.root)
+    job = Job(argv, folders, place.rules["permissions"], place.rules["mcp_servers"], readonly)
+    try:
+        return place.sandbox.enclose(job)
+    except OSError as error:
+        raise HarnessInstallFailed(
+            f"{place.runtime.name} does not start: the program {argv[0]!r} cannot be executed: {error}"
+        ) from None
 
 
 def _plan(runtime: Runtime, context: LaunchContext) -> tuple[Launch, Folded]:
@@ -347,14 +373,14 @@ def _restore(stored: Stored, place: Place) -> str | None:
     ):
         assert stored.native is not None
         native.restore(place.dirs.native, place.dirs.home, stored.native)
-    if native_id is not None and stored.workdir != place.sandbox.workdir:
+    if native_id is not None:  # it may have been moved, or be a fork's
         native.relocate(place.dirs.home, place.runtime.native_files, place.sandbox.workdir)
     return native_id
 
 
 def _project_code(place: Place) -> str | None:
     """A folder of the project, or of one around it, from which the program runs code."""
-    folder = os.path.realpath(place.sandbox.workdir)
+    folder = os.path.realpath(place.sandbox.root)
     while True:
         for name in place.runtime.project_code:
             if os.path.isdir(os.path.join(folder, name)):
@@ -368,25 +394,29 @@ def _instructions(place: Place) -> str | None:
     """The caller's, and those of skills and of the project where the program does not read them itself."""
     given = place.rules["instructions"]
     if given and place.sandbox.workdir != VIRTUAL:  # a program that does not see the folders under their names
-        given = Roots(place.dirs.workspace(place.sandbox.workdir).mounts).translated(given)
+        given = Roots(place.dirs.workspace(place.sandbox.root).mounts).translated(given)
     parts = [given, place.offered]
     for name in place.runtime.project_instructions:
         with contextlib.suppress(OSError, PathError):
-            text = Root(place.sandbox.workdir).read(name, _INSTRUCTIONS).decode(errors="replace").strip()
+            text = Root(place.sandbox.root).read(name, _INSTRUCTIONS).decode(errors="replace").strip()
             parts.append(f"Instructions of this project (from {name}):\n\n{text}" if text else None)
     return "\n\n".join(part for part in parts if part) or None
 
 
-def _write_files(dirs: SessionDirs, plan: Launch) -> None:
-    """The program's configuration anew; what an agent left in its place is gone before."""
-    for base, path in ((dirs.root, dirs.launch), *((dirs.home, path) for path in plan.clear)):
+def _write_files(dirs: SessionDirs, inside: Folders, plan: Launch) -> None:
+    """The program's configuration anew; what an agent left in its place is gone before. The plan's paths are those of
+    ``inside``."""
+    for base, path in (
+        (dirs.root, os.path.basename(dirs.launch)),
+        *((dirs.home, os.path.relpath(p, inside.home)) for p in plan.clear),
+    ):
         with contextlib.suppress(FileNotFoundError):
-            Root(base).remove(os.path.relpath(path, base))
+            Root(base).remove(path)
     os.makedirs(dirs.launch, mode=0o700, exist_ok=True)
     for path, text in plan.files.items():
-        for base in (dirs.home, dirs.launch):
-            if path.startswith(base + os.sep):
-                Root(base).write(os.path.relpath(path, base), [text.encode()], mode=0o600)
+        for seen, base in ((inside.home, dirs.home), (inside.launch, dirs.launch)):
+            if path.startswith(seen + os.sep):
+                Root(base).write(os.path.relpath(path, seen), [text.encode()], mode=0o600)
                 break
         else:
             raise ValueError(f"A runtime wants to write {path}, outside its home and its files_dir.")

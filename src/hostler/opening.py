@@ -22,6 +22,8 @@ from .persistent.rules import completed
 from .rules import refuse_unheld
 from .runtimes import runtime_for
 from .sandbox import auto
+from .sandboxes.choice import MADE_WITHOUT, recipe_of
+from .sandboxes.choice import again as same_again
 from .session import SessionCore
 from .store import queries
 from .types.errors import OptionsMismatch, SandboxError, SessionLost, StateIncompatible
@@ -75,6 +77,14 @@ async def resume_session(state: State, given: Mapping[str, Any]) -> SessionCore:
     return SessionCore(await again(host, row, options, given))
 
 
+async def fork_session(core: SessionCore, key: str) -> SessionCore:
+    """A new session under ``key`` that goes on from where ``core`` is, with what the app gave to that one."""
+    row, live = await core.fork(key), core.live
+    dirs = SessionDirs.of(live.host.data_dir, key)
+    options = replace(live.options, sandbox=await asyncio.to_thread(live.sandbox.on, dirs.session))
+    return SessionCore(await again(live.host, row, options, {}))
+
+
 async def make(
     host: Host,
     key: str,
@@ -87,16 +97,17 @@ async def make(
     """A new session under ``key``; what cannot be held is refused before anything is stored. ``own`` is stored with the
     rules."""
     runtime = runtime_for(harness)
-    refuse_unheld(runtime, options)
+    refuse_unheld(runtime, options, confined=True)
     dirs = SessionDirs.of(host.data_dir, key)
     tools = await _tools(options, dirs, runtime)
     sandbox, owned = await _sandbox(options.sandbox, dirs, host)
+    refuse_unheld(runtime, options, confined=sandbox.confined)
     if dirs.used and await host.store.read(lambda conn: queries.find_session(conn, key)) is None:
         raise SessionLost(
             f"The store does not know session {key!r}, but {dirs.root} holds the history of its program: the store has lost "
             "it, or was replaced. Put the store back from a copy; or remove that folder (hostler gc) to begin anew."
         )
-    rules = {**options.rules(), **own}
+    rules = {**options.rules(), _SANDBOX: recipe_of(sandbox), **own}
     if isinstance(harness, AcpAgent):
         rules[_COMMAND] = list(harness.command)
     route_of(runtime, rules, options.api_key)
@@ -106,7 +117,7 @@ async def make(
             key=key,
             harness=runtime.name,
             new_id=str(uuid.uuid4()),
-            workdir=sandbox.workdir,
+            workdir=sandbox.root,
             owned=owned,
             rules=rules,
             callables=options.callables(),
@@ -144,7 +155,10 @@ async def again(
     else:
         sandbox = await _same_sandbox(options, row, dirs, host)
     rules = {**row.rules, **{name: value for name, value in options.rules().items() if name in given}, **own}
-    refuse_unheld(runtime, replace(options, **{n: v for n, v in rules.items() if n in Options.RULES}))
+    rules[_SANDBOX] = recipe_of(sandbox)
+    refuse_unheld(
+        runtime, replace(options, **{n: v for n, v in rules.items() if n in Options.RULES}), confined=sandbox.confined
+    )
     route_of(runtime, rules, options.api_key)
     if options.skills and (row.id not in host.sessions or rules.get("skills") != row.rules.get("skills")):
         await asyncio.to_thread(skills.keep, options.skills, Blobs(dirs.blobs))
@@ -153,7 +167,7 @@ async def again(
     if rules != row.rules or options.callables() != row.callables:
         await host.store.write(lambda conn: queries.change_rules(conn, row.id, rules, options.callables()))
     if live is not None:
-        live.renew(options, rules, tools)
+        live.renew(options, rules, tools, sandbox)
         return host.keep(live)
     live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
     live.rules = rules
@@ -168,6 +182,7 @@ async def again(
 
 
 _COMMAND = "command"  # the rule that holds an ACP agent's command
+_SANDBOX = "sandbox"  # the rule that holds the recipe of the sandbox
 
 
 def keyed(extra_body: Any) -> dict[str, Any]:
@@ -201,17 +216,21 @@ async def _sandbox(given: Any, dirs: SessionDirs, host: Host) -> tuple[Sandbox, 
     """The sandbox to use, and whether its workspace is the session's own."""
     if given is None:
         given = auto
-    if hasattr(given, "workdir") and hasattr(given, "command"):
-        check_apart(host.data_dir, given.workdir)
-        return given, given.workdir == dirs.session
+    if _is_sandbox(given):
+        check_apart(host.data_dir, given.root)
+        return given, given.root == dirs.session
     if not callable(given):
         raise TypeError(f"sandbox must be a sandbox or a factory such as sandbox.local, not {given!r}.")
     dirs.make()
     made = await _made(given, dirs.workspace(), host.settings.start_timeout)
-    if not hasattr(made, "workdir") or not hasattr(made, "command"):
+    if not _is_sandbox(made):
         raise SandboxError(f"The sandbox factory {given!r} gave {made!r}, which is not a sandbox.")
-    check_apart(host.data_dir, made.workdir)
-    return made, os.path.realpath(made.workdir) == os.path.realpath(dirs.session)
+    check_apart(host.data_dir, made.root)
+    return made, os.path.realpath(made.root) == os.path.realpath(dirs.session)
+
+
+def _is_sandbox(given: Any) -> bool:
+    return all(hasattr(given, part) for part in ("root", "workdir", "enclose"))
 
 
 _late: set[asyncio.Future[Any]] = set()
@@ -240,16 +259,27 @@ def _close_late(making: asyncio.Future[Any]) -> None:
 
 
 async def _same_sandbox(options: Options, row: Row[Any], dirs: SessionDirs, host: Host) -> Sandbox:
-    if options.sandbox is None and not row.owned:
-        if not os.path.isdir(row.workdir):
+    """The sandbox that the session was made with, or the one that the app passes in its place. Raises StateIncompatible
+    where the program would not find its conversation: it knows its folders by their names."""
+    recipe = row.rules.get(_SANDBOX, MADE_WITHOUT)
+    if options.sandbox is None or options.sandbox is auto:
+        folder = dirs.session if row.owned else row.workdir
+        if not row.owned and not os.path.isdir(folder):
             raise SandboxError(
-                f"The working directory of session {row.key!r} is gone: {row.workdir}. Put it back, or begin a new session."
+                f"The working directory of session {row.key!r} is gone: {folder}. Put it back, or begin a new session."
             )
-        return auto(row.workdir)
+        dirs.make()
+        return await asyncio.to_thread(same_again, recipe, folder, row.key)
     sandbox, owned = await _sandbox(options.sandbox, dirs, host)
-    if owned != row.owned or (not owned and sandbox.workdir != row.workdir):
+    if owned != row.owned or (not owned and sandbox.root != row.workdir):
         raise StateIncompatible(
             f"Session {row.key!r} works in {'its own workspace' if row.owned else row.workdir}; the sandbox passed to "
-            f"agent_resume works in {sandbox.workdir}."
+            f"agent_resume works in {sandbox.root}."
+        )
+    given = recipe_of(sandbox)
+    if (recipe["kind"] == "local") != (given["kind"] == "local"):
+        raise StateIncompatible(
+            f"Session {row.key!r} was made in a sandbox of kind {recipe['kind']!r}, where its folders have other names than "
+            f"in {given['kind']!r}; its program would not find its conversation. Resume it without sandbox=."
         )
     return sandbox

@@ -21,7 +21,7 @@ from .incoming import Incoming, ready
 from .inputs import InputType
 from .opening import again, keyed, make
 from .options import options_of
-from .rules import refuse_unheld
+from .rules import check_key, refuse_unheld
 from .runtimes import runtime_for
 from .session import SessionCore, TurnSource
 from .store import queries
@@ -33,7 +33,6 @@ from .types.runtime import AcpAgent, Harness, Runtime, check_harness
 if TYPE_CHECKING:
     from .faces import Session, Sessions
 
-_KEY = 512
 _doors: WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
     WeakValueDictionary()
 )  # of the sessions that calls stand before
@@ -102,7 +101,7 @@ class HarnessProfile:
         self.runtime = runtime
         self.given = dict(given)
         self.options = options_of(given)
-        refuse_unheld(runtime_for(runtime), self.options)
+        refuse_unheld(runtime_for(runtime), self.options, confined=True)
 
     def __repr__(self) -> str:
         name = self.runtime.value if isinstance(self.runtime, Harness) else self.runtime
@@ -273,18 +272,6 @@ def check_extra_body(extra_body: object) -> None:
         json.dumps(extra_body)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"extra_body must be a JSON value: {error}.") from None
-
-
-def check_key(key: object) -> None:
-    """Raise TypeError or ValueError for what cannot be a session's key."""
-    if not isinstance(key, str):
-        raise TypeError(f"A session's key is a string, not {type(key).__name__}.")
-    if not 0 < len(key) <= _KEY or "\0" in key:
-        raise ValueError(f"A session's key has 1 to {_KEY} characters and no NUL; this one has {len(key)}.")
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise ValueError("A session's key is Unicode text; this one holds a lone surrogate.") from None
 
 
 def _info(row: Row[Any], waiting: Sequence[tuple[str, str]]) -> SessionInfo:

@@ -8,12 +8,16 @@ from .types.errors import CapabilityUnsupported
 from .types.options import Options
 from .types.runtime import Runtime
 
+_KEY = 512  # characters
+_BY_MOUNTS = ("edit", "read-only")  # what a confined sandbox holds by itself, whatever the program can
 
-def refuse_unheld(runtime: Runtime, options: Options) -> None:
-    """Raise CapabilityUnsupported, naming the first rule that this program cannot hold."""
+
+def refuse_unheld(runtime: Runtime, options: Options, *, confined: bool) -> None:
+    """Raise CapabilityUnsupported, naming the first rule that this program cannot hold in a sandbox that is ``confined``
+    or not."""
     can = runtime.capabilities
     wrong = None
-    if options.permissions not in can.permissions:
+    if options.permissions not in can.permissions and not (confined and options.permissions in _BY_MOUNTS):
         wrong = f"permissions={options.permissions!r} (it can hold: {', '.join(map(repr, can.permissions))})"
     for name, given, able in (
         ("on_approval", options.on_approval is not None, can.approvals),
@@ -48,3 +52,15 @@ def _misnamed(runtime: Runtime, options: Options, option: str) -> str | None:
             close = difflib.get_close_matches(name, sorted(known), n=3) or sorted(n for n in known if n.islower())
             return f"{option}=[{rule!r}], since it has no tool {name!r} (it has {', '.join(close)})"
     return None
+
+
+def check_key(key: object) -> None:
+    """Raise TypeError or ValueError for what cannot be a session's key."""
+    if not isinstance(key, str):
+        raise TypeError(f"A session's key is a string, not {type(key).__name__}.")
+    if not 0 < len(key) <= _KEY or "\0" in key:
+        raise ValueError(f"A session's key has 1 to {_KEY} characters and no NUL; this one has {len(key)}.")
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise ValueError("A session's key is Unicode text; this one holds a lone surrogate.") from None

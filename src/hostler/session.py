@@ -7,11 +7,12 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, Unpack
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from . import portal
 from .artifacts import ArtifactsCore
 from .files import FilesCore
+from .host import rest
 from .host.errors import raise_for_setup
 from .host.journal import Follower
 from .host.live import Call, LiveSession
@@ -19,7 +20,7 @@ from .host.persistence import Behalf, raise_for_persistence
 from .options import read_options
 from .output import Output, checked, held
 from .persistent.dirs import Merge
-from .rules import refuse_unheld
+from .rules import check_key, refuse_unheld
 from .store import queries, spoken
 from .store.queries import Turn
 from .types.errors import CapabilityUnsupported, SessionClosed
@@ -84,8 +85,8 @@ class SessionCore:
 
     @property
     def workdir(self) -> str:
-        """The working directory, as the agent sees it."""
-        return self._live.sandbox.workdir
+        """The directory of the workspace on this machine; the agent may know it by another name (``/session``)."""
+        return self._live.sandbox.root
 
     async def run(
         self, prompt: str, *, loop: asyncio.AbstractEventLoop | None, **options: Unpack[OptionsDict]
@@ -122,7 +123,9 @@ class SessionCore:
         prompt.encode("utf-8", "strict")
         given = await read_options(options)
         rules = {name: value for name, value in given.rules().items() if name in options}
-        refuse_unheld(self._live.runtime, replace(given, tools=self._live.options.tools))
+        refuse_unheld(
+            self._live.runtime, replace(given, tools=self._live.options.tools), confined=self._live.sandbox.confined
+        )
         for name in ("sandbox", "state_dir", "tools", "persistent_dirs", "skills"):
             if name in options:
                 raise CapabilityUnsupported(f"{name} belongs to the session and cannot be changed for one call.")
@@ -232,6 +235,32 @@ class SessionCore:
         row = await live.host.store.read(lambda conn: queries.get_session(conn, live.id))
         native_id = row.native_id or row.new_id
         return await asyncio.to_thread(_history, live, native_id, row.native)
+
+    async def snapshot(self) -> str:
+        """Keep the workspace as it is now, between two turns; the id to restore it with. Exact but for what is neither
+        file, folder nor link; what could not be taken is in the journal (`SnapshotTaken`). What has not changed since
+        the last one is not copied again.
+
+        Raises SessionBusy while a turn runs or waits, SandboxError for a workspace that is too large
+        (``HOSTLER_SNAPSHOT_LIMIT``), or is or holds the user's home.
+        """
+        self._check_open()
+        return await self._whole(rest.snapshot(self._live))
+
+    async def restore(self, id: str) -> None:
+        """Make the workspace what it was at a snapshot of this session. What is as it was is not touched, nor is
+        anything outside of the workspace; the conversation goes on as it is.
+
+        Raises SessionBusy while a turn runs or waits, SandboxError for an id that is none.
+        """
+        self._check_open()
+        await self._whole(rest.restore(self._live, id))
+
+    async def fork(self, key: str) -> Row[Any]:
+        """A new session that goes on from here, as it is stored; `opening` gives its handle."""
+        self._check_open()
+        check_key(key)
+        return await self._whole(rest.fork(self._live, key))
 
     async def commit(
         self,

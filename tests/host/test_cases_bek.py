@@ -200,7 +200,8 @@ def test_a_key_that_is_used_again_after_its_deletion_is_a_new_session(harness: A
     assert second.files.list() == ()
     again = harness.sessions.get_or_create("a")
     assert again.files.list() == ()
-    assert say(harness, "b", {"say": "cwd"}).text == second.workdir
+    say(harness, "b", {"shell": "echo b > of-b"})
+    assert Path(second.workdir, "of-b").read_text() == "b\n"
 
 
 # ---- E: walls between sessions --------------------------------------------------------------------------------------
@@ -239,8 +240,9 @@ def test_nothing_of_another_session_by_the_api(harness: Any, data_dir: Path) -> 
     assert records == list(range(1, len(records) + 1))
 
 
-def test_what_local_does_not_isolate(harness: Any) -> None:
+def test_what_local_does_not_isolate(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the README says: the shell of an agent in `local` has the rights of the app's user."""
+    monkeypatch.setenv("HOSTLER_SANDBOX", "local")
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
     section = readme.split("## What `local` does not isolate")[1].split("\n## ")[0]
     assert "other sessions' workspaces" in " ".join(section.split())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shlex
 import subprocess
 import sys
 import time
@@ -66,10 +65,9 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
     assert wait_until(lambda: not processes_of(path), 20), [p.cmdline() for p in processes_of(path)]
 
 
-def command(at: Path, key: str, label: str) -> str:
-    """Works alone or fails: a folder is its lock."""
-    lock, log = shlex.quote(str(at / f"{key}.lock")), shlex.quote(str(at / f"{key}.log"))
-    return f"mkdir {lock} || exit 7; echo {label} >> {log}; perl -e 'select(undef,undef,undef,0.03)'; rmdir {lock}"
+def command(label: str) -> str:
+    """Works alone in the session's workspace or fails: a folder is its lock."""
+    return f"mkdir lock || exit 7; echo {label} >> log; perl -e 'select(undef,undef,undef,0.03)'; rmdir lock"
 
 
 def journal(harness: Any, key: str, turns: int) -> list[Record]:
@@ -110,7 +108,7 @@ def test_callers_that_are_killed(
         for n in range(turns):
             key, label = rng.choice(keys), f"c{caller}-{n:02d}"
             expected[key][label] += 1
-            steps.append({"key": key, "label": label, "prompt": program.shell(command(tmp_path, key, label), label)})
+            steps.append({"key": key, "label": label, "prompt": program.shell(command(label), label)})
         job = {
             "harness": program.name,
             "data_dir": str(data_dir),
@@ -154,7 +152,9 @@ def test_callers_that_are_killed(
         for caller in range(callers):
             mine = [label for label in order if label.startswith(f"c{caller}-")]
             assert mine == sorted(mine)  # a caller's own order
-        assert (tmp_path / f"{key}.log").read_text().split() == order  # served as accepted, no tool ran twice
+        assert (
+            Path(harness.sessions.status(key).workdir, "log").read_text().split() == order
+        )  # served as accepted, no tool ran twice
         assert not [r for r in records if isinstance(r.event, ToolResult) and r.event.is_error]
 
 

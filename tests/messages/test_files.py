@@ -11,6 +11,7 @@ from typing import Any
 import pydantic
 import pytest
 from tests.messages.support import FAKE, Chat, Message, user
+from tests.sessions.programs import seen_as
 
 import hostler
 from hostler.testing.model_server import ModelServer
@@ -94,7 +95,7 @@ def test_pictures_go_natively_and_bytes_never_into_the_prompt(chat: Chat) -> Non
     result = chat.send([having("m1", picture, file("b.bin", b"\0" * 100, "image/x-odd"))])
     assert result.text == "1"
     told = chat.harness.sessions.get(chat.key).history()[0]["content"]
-    assert f"[attached file: {folder(chat)}/m1/file.png (image/png, {len(PIXEL)} bytes, shown here)]" in told
+    assert f"[attached file: {seen_as(folder(chat))}/m1/file.png (image/png, {len(PIXEL)} bytes, shown here)]" in told
     assert "iVBOR" not in told
     (folder(chat) / "m1" / "file.png").write_bytes(b"changed by the agent")
     again = chat.send([having("m1", picture, text="another")])

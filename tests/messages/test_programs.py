@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.messages.support import Chat, Message, assistant, heard, marks, user
-from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, Program, ids
+from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, Program, ids, seen_as
 from tests.sessions.programs import REAL as PROGRAMS
 
 import hostler
@@ -141,9 +141,9 @@ def test_pictures_reach_the_model_and_other_files_their_path(
     assert PIXEL in said
     assert "Un4000q" not in said
     folder = Path(chat.harness.sessions.get("chat").workdir) / "user-input" / "m1"
-    assert f"{folder}/a_pixel.png" in said
+    assert f"{seen_as(folder)}/a_pixel.png" in said
     assert (folder / "t.csv").read_bytes() == b"secret,Un4000q"
-    assert f"{folder}/t.csv (text/csv, 14 bytes)" in said
+    assert f"{seen_as(folder)}/t.csv (text/csv, 14 bytes)" in said
     chat.close()
 
 

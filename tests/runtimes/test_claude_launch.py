@@ -87,7 +87,7 @@ def test_a_conversation_is_begun_or_gone_on_with() -> None:
         ("edit", True, "bypassPermissions", True),
         ("edit", False, "acceptEdits", False),
         ("read-only", False, "dontAsk", False),
-        ("read-only", True, "dontAsk", False),
+        ("read-only", True, "bypassPermissions", True),
         ("ask", False, "manual", False),
     ],
 )
@@ -96,9 +96,9 @@ def test_permissions(permissions: str, confined: bool, mode: str, sandboxed: boo
     assert value(plan, "--permission-mode") == mode
     assert ("IS_SANDBOX" in plan.env) is sandboxed
     tools = value(plan, "--tools").split(",") if "--tools" in plan.argv else None
-    assert (tools is None) is (sandboxed or permissions == "ask")
+    assert (tools is None) is (permissions in ("full", "ask") or (permissions == "edit" and confined))
     if tools is not None:
-        assert "Bash" not in tools
+        assert ("Bash" in tools) is confined  # where the mounts hold the rule
         assert ("Write" in tools) is (permissions == "edit")
     denied = settings(plan)["permissions"]["deny"]
     assert "AskUserQuestion" in denied

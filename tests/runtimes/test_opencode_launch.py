@@ -77,7 +77,8 @@ def decided(rules: dict[str, Any], tool: str, pattern: str = "x") -> str:
         ("full", False, {"bash": "allow", "edit": "allow", "webfetch": "allow", "external_directory": "allow"}),
         ("read-only", False, {"bash": "deny", "edit": "deny", "webfetch": "deny", "read": "allow", "other_x": "deny"}),
         ("edit", False, {"bash": "deny", "edit": "allow", "webfetch": "deny", "external_directory": "deny"}),
-        ("edit", True, {"bash": "allow", "edit": "allow"}),
+        ("edit", True, {"bash": "allow", "edit": "allow", "webfetch": "deny", "external_directory": "allow"}),
+        ("read-only", True, {"bash": "allow", "edit": "deny", "webfetch": "deny"}),
         ("ask", False, {"bash": "ask", "edit": "ask", "read": "allow", "task": "deny", "other_x": "ask"}),
     ],
 )

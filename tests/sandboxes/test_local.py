@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from hostler import sandbox
 from hostler.types.errors import SandboxError
-from hostler.types.sandbox import Sandbox
+from hostler.types.sandbox import Job, Sandbox
 from hostler.workspace import SessionDirs
 
 CANARIES = ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "DB_PASSWORD"]
@@ -51,8 +50,13 @@ def test_the_environment_is_exactly_this(host: pytest.MonkeyPatch, tmp_path: Pat
         "HOME": "/private/home",
         "TMPDIR": "/private/tmp",
     }
-    program = box.command([sys.executable, "-c", "import os; print(dict(os.environ))"], env, box.workdir)
-    out = subprocess.run(program, env=dict(env), cwd=box.workdir, capture_output=True, text=True, timeout=30).stdout
+    folders = SessionDirs.of(tmp_path, "k").folders(box.root)
+    command = (sys.executable, "-c", "import os; print(dict(os.environ))")
+    inside = box.enclose(Job(command, folders))
+    assert (inside.wrap, inside.folders, inside.model_port) == ((), folders, 0)
+    out = subprocess.run(
+        inside.program, env=dict(env), cwd=inside.cwd, capture_output=True, text=True, timeout=30
+    ).stdout
     assert "canary" not in out
 
 
@@ -132,7 +136,8 @@ def test_the_directory_is_real_and_is_the_callers(tmp_path: Path, monkeypatch: p
             sandbox.local(place)
 
 
-def test_it_is_a_factory_as_well(tmp_path: Path) -> None:
+def test_it_is_a_factory_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOSTLER_SANDBOX", "local")
     dirs = SessionDirs.of(tmp_path, "k")
     dirs.make()
     for factory in (sandbox.local, sandbox.auto, sandbox.local(env={"A": "1"})):
@@ -140,11 +145,3 @@ def test_it_is_a_factory_as_well(tmp_path: Path) -> None:
         assert isinstance(box, sandbox.Local)
         assert box.workdir == dirs.session
     assert box.environment(home="/h", tmp="/t")["A"] == "1"
-
-
-def test_listen(tmp_path: Path) -> None:
-    with sandbox.local(tmp_path).listen() as server:
-        host, port = server.getsockname()
-        assert host == "127.0.0.1"
-        with socket.create_connection((host, port), timeout=5), server.accept()[0]:
-            pass

@@ -27,7 +27,7 @@ def main() -> None:
     if job.get("callback"):
         options["on_approval"] = lambda approval: time.sleep(3600)  # asks and dies before it has the answer
     if job.get("workspace"):
-        options["sandbox"] = hostler.sandbox.local(job["workspace"])
+        options["sandbox"] = getattr(hostler.sandbox, job.get("sandbox", "local"))(job["workspace"])
     try:
         if job.get("resume"):
             session = hostler.agent_resume(State.loads(job["resume"]), **options)

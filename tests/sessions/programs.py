@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hostler.harness import Harness
+from hostler.sandboxes import probe
 from hostler.testing.fake_runtime import FAKE
 from hostler.testing.model_server import ModelServer
 
@@ -59,6 +60,16 @@ _QUICK = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX)]
 _SLOW = pytest.param(OPENCODE, marks=[pytest.mark.real, pytest.mark.soak])
 ALL = [FAKE_PROGRAM, *_QUICK, _SLOW]
 REAL = [*_QUICK, _SLOW]
+
+
+BUBBLEWRAP = pytest.param("bubblewrap", marks=pytest.mark.bubblewrap, id="bubblewrap")
+KINDS = [BUBBLEWRAP, pytest.param("local", marks=pytest.mark.soak, id="local")]
+
+
+def seen_as(path: object) -> str:
+    """How the agent of a session without ``sandbox=`` knows a path of its workspace."""
+    folder, _, inside = f"{path}/".rpartition("/session/")
+    return f"/session/{inside}".rstrip("/") if folder and probe.missing() is None else str(path)
 
 
 def ids(program: Any) -> str:

@@ -291,7 +291,7 @@ def test_a_turn_can_be_cancelled_while_its_program_starts(
     code = f"import os, sys, time\ntime.sleep(2)\nos.execv(sys.executable, [sys.executable, {fake_program.__file__!r}, *sys.argv[1:]])"
     slow.write_text(code)
     given = {**options, "options": {"program": [sys.executable, str(slow)]}}
-    with hostler.agent_session(FAKE, **given) as session:
+    with hostler.agent_session(FAKE, sandbox=hostler.sandbox.local, **given) as session:
         stream = session.stream(steps({"text": "a"}, {"hang": True}))
         assert wait_until(lambda: bool(keepers_of(state_dir)))
         start = time.monotonic()

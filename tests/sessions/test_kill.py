@@ -158,14 +158,14 @@ def test_a_keeper_that_is_killed_takes_all_with_it_and_the_session_says_so(
         assert "CODEWORD-one" in session.run(FAKE_PROGRAM.recall()).text
 
 
-def test_two_processes_resume_one_parked_session(models: ModelServer, tmp_path: Path) -> None:
+def test_two_processes_resume_one_parked_session(models: ModelServer) -> None:
     """Case B05: one runs, the other waits, and with "reject" is told."""
     options = FAKE_PROGRAM.options(models)
     with hostler.agent_session(FAKE_PROGRAM.harness, **options) as session:
         session.run(FAKE_PROGRAM.say("CODEWORD-one"))
         state = session.detach()
-    lock, go = tmp_path / "lock", tmp_path / "go"
-    command = f"mkdir {lock} || exit 7; while [ ! -e {go} ]; do sleep 0.05; done; rmdir {lock}"
+    lock, go = (Path(state.workdir) / name for name in ("lock", "go"))
+    command = "mkdir lock || exit 7; while [ ! -e go ]; do sleep 0.05; done; rmdir lock"
     prompt = json.dumps([{"text": "in"}, {"shell": command}, {"text": "out"}])
     job = {
         "harness": "fake",

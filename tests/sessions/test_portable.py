@@ -22,7 +22,7 @@ from hostler.testing.model_server import ModelServer
 from tests.conftest import keepers_of, processes_of, wait_until
 from tests.host.test_faults import stored
 from tests.host.test_storm import check_alone_and_once, journal
-from tests.sessions.programs import ALL, FAKE_PROGRAM, Program, ids
+from tests.sessions.programs import ALL, FAKE_PROGRAM, Program, ids, seen_as
 
 APP = """
 import json, os, sys
@@ -84,11 +84,11 @@ def test_a_data_dir_that_was_moved_takes_its_workspaces_along(
             asked = json.dumps([call.body for call in models.calls[before:]])
             assert "CODEWORD-one" in asked
             assert "CODEWORD-two" in asked
-            assert str(there) in asked
+            assert seen_as(session.workdir) in asked
         else:
             assert "CODEWORD-one" in result.text
         result = session.run(program.shell("pwd > where.txt; cat kept.txt >> where.txt"))
-        assert session.files.read("where.txt").decode() == f"{session.workdir}\nkept\n"
+        assert session.files.read("where.txt").decode() == f"{seen_as(session.workdir)}\nkept\n"
         assert [change.path for change in result.files] == ["where.txt"]
     with hostler.agent_resume(state, state_dir=str(there), **options) as again:
         assert again.run(program.recall()).stop_reason == "done"

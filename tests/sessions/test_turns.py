@@ -23,7 +23,7 @@ from hostler.testing.model_server import ModelServer
 from hostler.types.runtime import Launch, LaunchContext
 from hostler.workspace import Watch
 from tests.conftest import processes_of, wait_until
-from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, Program, ids
+from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, KINDS, OPENCODE, Program, ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 FAKE = FAKE_PROGRAM.harness
@@ -75,18 +75,20 @@ def test_on_busy(options: dict[str, Any]) -> None:
         assert joined.turn_id == waiting.wait().turn_id
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("program", ALL, ids=ids)
-def test_cancel_leaves_no_process_of_the_turn(program: Program, models: ModelServer, tmp_path: Path) -> None:
+def test_cancel_leaves_no_process_of_the_turn(
+    program: Program, kind: str, models: ModelServer, state_dir: Path, workspace: Path
+) -> None:
     """Invariant 5: within 5 s, grandchildren with a session of their own included (case C05)."""
-    pids = tmp_path / "pids"
-    command = (
-        f"setsid sh -c 'echo $$ >> {pids}; exec tail -f /dev/null' & sh -c 'echo $$ >> {pids}; exec tail -f /dev/null'"
-    )
-    with hostler.agent_session(program.harness, **program.options(models)) as session:
+    command = "setsid sh -c 'echo $$ >> pids; exec tail -f /dev/null' & sh -c 'echo $$ >> pids; exec tail -f /dev/null'"
+    box = getattr(hostler.sandbox, kind)(workspace)
+    with hostler.agent_session(program.harness, sandbox=box, **program.options(models)) as session:
         assert session.run(program.say("CODEWORD-one")).stop_reason == "done"
         stream = session.stream(program.shell(command))
+        pids = workspace / "pids"
         assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 15)
-        tails = [p for p in psutil.process_iter() if _is_tail(p, str(tmp_path))]
+        tails = [p for p in processes_of(state_dir) if p.name() == "tail"]
         assert len(tails) == 2
         start = time.monotonic()
         session.cancel()
@@ -94,13 +96,6 @@ def test_cancel_leaves_no_process_of_the_turn(program: Program, models: ModelSer
         left = 5 - (time.monotonic() - start)
         assert wait_until(lambda: not [p for p in tails if p.is_running() and p.status() != psutil.STATUS_ZOMBIE], left)
         assert "CODEWORD-one" in session.run(program.recall()).text
-
-
-def _is_tail(process: psutil.Process, home: str) -> bool:
-    try:
-        return process.name() == "tail" and home in process.environ().get("HOME", "")
-    except (psutil.Error, OSError):
-        return False
 
 
 @pytest.mark.parametrize("program", ALL, ids=ids)

@@ -24,6 +24,14 @@ from hostler.testing.model_server import ModelServer
 from tests.sessions.programs import CLAUDE, FAKE_PROGRAM, KEY, Program, ids
 
 FAKE = FAKE_PROGRAM.harness
+
+
+@pytest.fixture(autouse=True)
+def _in_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walls that stand where the sandbox has none; bubblewrap's own are tried in tests/sandboxes."""
+    monkeypatch.setenv("HOSTLER_SANDBOX", "local")
+
+
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 

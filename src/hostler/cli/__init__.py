@@ -271,13 +271,19 @@ def gc_(
 def doctor_(
     session: Annotated[str | None, typer.Argument(help="Examine this session instead.")] = None,
     data_dir: DataDir = None,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Have an agent try to get out of each sandbox; takes some seconds.")
+    ] = False,
 ) -> None:
     """Say which programs, sandboxes and gateways work here, and how to get the others; or how a session is."""
     from .doctor import doctor_command
     from .examine import examine_command
+    from .selftest import selftest_command
     from .terminal import guarded
 
-    raise typer.Exit(guarded(doctor_command if session is None else lambda: examine_command(session, data_dir)))
+    if session is not None:
+        raise typer.Exit(guarded(lambda: examine_command(session, data_dir)))
+    raise typer.Exit(guarded(selftest_command if selftest else doctor_command))
 
 
 @app.command("demo")

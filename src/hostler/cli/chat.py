@@ -64,7 +64,7 @@ def _open(key: str, data_dir: str | None, harness: str | None, workdir: str | No
     else:
         raise ValueError(f"There is no session {printable(key)!r} yet; name its program: --harness claude_code.")
     if workdir is not None:
-        options["sandbox"] = sandbox.local(workdir)
+        options["sandbox"] = sandbox.auto(workdir)
     host = local_host(data_dir=data_dir or state_dir())
     return create_harness(host=host, runtime=runtime, **options).sessions.get_or_create(key)
 

@@ -20,6 +20,7 @@ from .. import __version__, keeper, sandbox
 from ..endpoint.routes import Route, route_for
 from ..host.settings import state_dir
 from ..runtimes import available, runtime_for
+from ..sandboxes.choice import chosen
 from ..store import Store
 from ..types.errors import HarnessError
 from ..workspace import holds_sessions
@@ -44,7 +45,7 @@ def doctor_command() -> int:
     out.print(table)
     out.print("any program that speaks ACP: acp_agent(command=[...])\n")
     for title, words in (
-        ("sandbox", "local (it does not isolate: the agent has your user's rights)"),
+        ("sandbox", _sandbox()),
         ("process trees", _guard()),
         ("state dir", _state_dir(Path(state_dir()))),
         ("gateway", _gateway()),
@@ -52,6 +53,17 @@ def doctor_command() -> int:
     ):
         out.print(f"{title}: {printable(words)}", soft_wrap=True)
     return 0 if any(works for works, _ in found.values()) else FAILED
+
+
+def _sandbox() -> str:
+    """Which sandbox a session gets that is given none, and why."""
+    try:
+        kind, why = chosen()
+    except HarnessError as error:
+        return str(error)
+    if kind == "bubblewrap":
+        return f"bubblewrap ({why}; `hostler doctor --selftest` tries to get out of it)"
+    return f"local, which does not isolate: the agent has your user's rights ({why})"
 
 
 def _version(name: str) -> tuple[bool, str]:

@@ -71,7 +71,7 @@ def _open(job: Job) -> Session:
     harness = harness_named(job.harness)
     options = dict(job.options)
     if job.workdir is not None:
-        options["sandbox"] = sandbox.local(job.workdir)
+        options["sandbox"] = sandbox.auto(job.workdir)
     if job.resume is None:
         return api.agent_session(harness, **options)
     state = State.loads(Path(job.resume).read_bytes())

@@ -29,12 +29,15 @@ from ..types.events import (
     FileMoved,
     FileRemoved,
     FileStaged,
+    Forked,
     ModelCall,
     Notice,
     PersistenceFailed,
     Reasoning,
     Record,
     Retract,
+    SnapshotRestored,
+    SnapshotTaken,
     Started,
     Text,
     ToolCall,
@@ -167,6 +170,13 @@ class Pretty:
                 self._line(record, "removed", path, "blue")
             case FileMoved(path=path, target=target):
                 self._line(record, "moved", f"{path} to {target}", "blue")
+            case SnapshotTaken(id=id, entries=entries, bytes=size, skipped=skipped):
+                words = f"{id}: {entries:,} entries, {size:,} bytes" + (f", without {len(skipped)}" if skipped else "")
+                self._line(record, "snapshot", words, "blue")
+            case SnapshotRestored(id=id):
+                self._line(record, "restored", id, "blue")
+            case Forked(key=key):
+                self._line(record, "forked", key, "blue")
             case CheckedOut(path=path, written=written, removed=removed):
                 self._line(record, "loaded", f"{path}: {written} files written, {removed} removed", "blue")
             case Committed():

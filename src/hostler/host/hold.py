@@ -318,6 +318,5 @@ def stored_of(row: Row[Any]) -> Stored:
         row.progress,
         row.frame,
         row.native,
-        row.workdir,
         row.branch,
     )

@@ -108,9 +108,9 @@ class LiveSession:
         self._nudge = asyncio.Event()
         self._looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
         self._accepting: set[asyncio.Task[Any]] = set()
-        self._watch = Watch(sandbox.workdir, dirs.private)
+        self._watch = Watch(sandbox.root, dirs.private)
         self.hold.tools = self._tool_server(tools) if tools else None
-        self.roots = Roots(dirs.workspace(sandbox.workdir).mounts)
+        self.roots = Roots(dirs.workspace(sandbox.root).mounts)
         self.persistent = Persistent(host, row.id, row.key, dirs, options.persistent_dirs)
         self.vault = Vault(self.roots, os.path.join(dirs.private, "artifacts"))
 
@@ -569,8 +569,9 @@ class LiveSession:
         """Where and how the program runs under the session's own rules."""
         return self._place(self.rules, Call())
 
-    def renew(self, options: Options, rules: dict[str, Any], tools: tuple[HostTool, ...]) -> None:
+    def renew(self, options: Options, rules: dict[str, Any], tools: tuple[HostTool, ...], sandbox: Sandbox) -> None:
         """Another handle of this process brings the session's callables, and maybe other rules, again."""
+        self.sandbox = sandbox  # on the same folder, which has the same names in it
         self.options = options
         self.rules = dict(rules)
         self.persistent.given = options.persistent_dirs

@@ -19,7 +19,8 @@ class Settings:
     same user may read this one's memory; no debugger and no core dump either. ``HOSTLER_EPHEMERAL_TTL``: how long a
     session stays that was made without a key. ``HOSTLER_RETENTION``: how long a closed one, and one under an app's key
     that nobody uses, stays (default: for ever).
-    ``HOSTLER_ARTIFACT_LIMIT``: bytes of new artifacts that are kept after one turn."""
+    ``HOSTLER_ARTIFACT_LIMIT``: bytes of new artifacts that are kept after one turn. ``HOSTLER_SNAPSHOT_LIMIT``: bytes of
+    contents in all snapshots of one session."""
 
     park_ttl: float = 900.0
     orphan_ttl: float = 600.0
@@ -33,6 +34,7 @@ class Settings:
     ephemeral_ttl: float = 86400.0
     retention: float = math.inf
     artifact_limit: int = 1 << 30
+    snapshot_limit: int = 4 << 30
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -49,6 +51,7 @@ class Settings:
             nondumpable=environ.get("HOSTLER_NONDUMPABLE") == "1",
             ephemeral_ttl=_number(environ, "HOSTLER_EPHEMERAL_TTL", default.ephemeral_ttl),
             retention=_number(environ, "HOSTLER_RETENTION", default.retention),
+            snapshot_limit=int(_number(environ, "HOSTLER_SNAPSHOT_LIMIT", default.snapshot_limit)),
             artifact_limit=int(_number(environ, "HOSTLER_ARTIFACT_LIMIT", default.artifact_limit)),
         )
 

@@ -15,6 +15,11 @@ class KeeperSpec:
     environment as HOSTLER_RUN and identifies its processes. ``park_ttl``: seconds without a host while no turn is open,
     ``orphan_ttl``: while one is, after which everything is ended. ``spool_limit``: bytes of unacknowledged log at which
     the program is no longer read. ``hold_limit``: seconds that a model request is held while there is no host.
+
+    ``model_port`` is a port of the loopback in a network namespace of the program's own, at which it finds its model (0:
+    it shares the host's network); ``groups`` are control groups to be made for it, ``{"dir": ..., "settings": {file:
+    text}}``. ``enclosed`` says that ``argv`` only starts the program, which a polite end is meant for: it gets the
+    program's stdin and stdout as its descriptors 4 and 5, ``feeds`` as the contents of 6, 7, ..., and nothing for its own.
     """
 
     argv: list[str]
@@ -26,6 +31,10 @@ class KeeperSpec:
     orphan_ttl: float = 600
     spool_limit: int = 1 << 30
     hold_limit: float = 300
+    feeds: tuple[bytes, ...] = field(default=(), repr=False)
+    model_port: int = 0
+    groups: tuple[dict[str, Any], ...] = ()
+    enclosed: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -66,6 +67,10 @@ def _start(spec: KeeperSpec, model_socket: socket.socket | None) -> KeeperAddres
         "orphan_ttl": spec.orphan_ttl,
         "spool_limit": spec.spool_limit,
         "hold_limit": spec.hold_limit,
+        "feeds": [base64.b64encode(feed).decode() for feed in spec.feeds],
+        "model_port": spec.model_port,
+        "groups": list(spec.groups),
+        "enclosed": spec.enclosed,
     }
     model_fd = model_socket.fileno() if model_socket is not None else -1
     guard = os.environ.get(_GUARD_ENV, "")
@@ -103,6 +108,10 @@ def _not_started(spec: KeeperSpec, answer: dict[str, Any]) -> KeeperError:
     reason = os.strerror(code) if code else ""
     if step == "keeper":
         return KeeperError(f"the keeper cannot start: {answer.get('text') or reason}")
+    if step == "network":
+        return KeeperError(f"a network of its own cannot be made for the program: {reason}")
+    if step == "limits":
+        return KeeperError(f"the program cannot be put under its limits: {reason}")
     if step == "cwd":
         return ProgramNotStarted(f"the working directory {spec.cwd!r} cannot be entered: {reason}", code)
     return ProgramNotStarted(f"the program {spec.argv[0]!r} cannot be executed: {reason}", code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
@@ -89,8 +89,10 @@ def create_session(
     callables: list[str],
     now: float,
     ephemeral: bool = False,
+    history: Mapping[str, Any] | None = None,
 ) -> Row[Any]:
-    """Make the session; when the key exists already, give that one."""
+    """Make the session; when the key exists already, give that one. ``history`` is what it begins with: the columns
+    ``native_id``, ``native`` and ``finished`` of another one."""
     if (found := find_session(conn, key)) is not None:
         return found
     conn.execute(
@@ -98,7 +100,9 @@ def create_session(
             key=key,
             harness=harness,
             new_id=new_id,
-            native_ids=[new_id],
+            native_ids=[new_id, *([history["native_id"]] if history and history["native_id"] else [])],
+            native_id=history["native_id"] if history else None,
+            native=history["native"] if history else None,
             workdir=workdir,
             owned=owned,
             rules=rules,
@@ -110,7 +114,7 @@ def create_session(
             busy=False,
             seq=0,
             frame=0,
-            finished=0,
+            finished=history["finished"] if history else 0,
             usage=asdict(Usage()),
             cost=0.0,
             unpriced=0,

@@ -52,6 +52,15 @@ def note(
     conn.execute(_NOTE, {"s": session, "f": first, "e": entries or [], "a": at, "k": entries is not None})
 
 
+def copy(conn: Connection, source: int, target: int) -> None:
+    """A new session begins with what another one's conversation holds, numbered before its own first record."""
+    rows = conn.execute(select(spoken).where(spoken.c.session == source).order_by(spoken.c.first)).all()
+    for number, row in enumerate(rows, -len(rows)):
+        conn.execute(insert(spoken), {**row._mapping, "session": target, "first": number})
+    for row in conn.execute(select(attached).where(attached.c.session == source)).all():
+        conn.execute(insert(attached), {**row._mapping, "session": target})
+
+
 def attached_in(conn: Connection, session: int) -> dict[str, tuple[str, dict[str, Any]]]:
     """The files of messages in the workspace: path to a digest of what was given, and to the file."""
     rows = conn.execute(select(attached).where(attached.c.session == session))

@@ -521,6 +521,7 @@ def main(argv: list[str]) -> int:
         for name, value in zip(argv[1::2], argv[2::2], strict=True):
             options[name.removeprefix("--").replace("-", "_")] = value
         options["rules"] = json.loads(os.environ.get("FAKE_RULES", "null"))
+        os.environ["FAKE_PYTHON"] = sys.executable  # for commands, wherever it is seen from
         return agent(options)
     if argv:
         with open(argv[0], encoding="utf-8") as file:

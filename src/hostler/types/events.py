@@ -203,6 +203,31 @@ class CallbackFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """A snapshot of the workspace was taken: its id, how many entries and bytes it holds, and what it could not take, as
+    ``path: reason``."""
+
+    id: str
+    entries: int
+    bytes: int
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRestored:
+    """The workspace was made what it was at a snapshot."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A session was made under ``key`` that goes on from here."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckedOut:
     """A persistent dir was refreshed: so many files of its checkout were written and removed."""
 
@@ -244,6 +269,9 @@ HostEvent: TypeAlias = (
     | FileRemoved
     | FileMoved
     | CallbackFailed
+    | SnapshotTaken
+    | SnapshotRestored
+    | Forked
     | CheckedOut
     | Committed
     | PersistenceFailed
@@ -288,6 +316,9 @@ _HOST_EVENTS: dict[str, type[Any]] = {
     "file_removed": FileRemoved,
     "file_moved": FileMoved,
     "callback_failed": CallbackFailed,
+    "snapshot_taken": SnapshotTaken,
+    "snapshot_restored": SnapshotRestored,
+    "forked": Forked,
     "checked_out": CheckedOut,
     "committed": Committed,
     "persistence_failed": PersistenceFailed,
@@ -299,6 +330,7 @@ _NESTED: dict[type[Any], Callable[[dict[str, Any]], dict[str, Any]]] = {
     Done: lambda d: {"result": result_from_dict(d["result"])},
     ModelCall: lambda d: {**d, "usage": Usage(**d["usage"]), "error": ErrorInfo(**d["error"]) if d["error"] else None},
     FileStaged: lambda d: {**d, "file": FileRef(**d["file"])},
+    SnapshotTaken: lambda d: {**d, "skipped": tuple(d["skipped"])},
     Committed: lambda d: {**d, **{name: tuple(d[name]) for name in ("created", "updated", "deleted")}},
     PersistenceFailed: lambda d: {**d, "paths": tuple(d["paths"])},
 }

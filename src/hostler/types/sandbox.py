@@ -2,30 +2,92 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .runtime import Permissions
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """The folders that a program works with, all on one side: by their paths on this machine, or as the program sees
+    them. ``launch`` holds the files that its command line names."""
+
+    workdir: str
+    artifacts: str
+    persistent: str
+    skills: str
+    home: str
+    tmp: str
+    launch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What shall run in a sandbox, by paths of this machine.
+
+    ``program`` is the command, ``servers`` are the MCP servers that it starts beside itself. What ``permissions`` forbid,
+    a confined sandbox makes impossible. ``readonly`` are folders below ``folders`` that are never to be changed.
+    """
+
+    program: tuple[str, ...]
+    folders: Folders
+    permissions: Permissions = "full"
+    servers: Mapping[str, Any] = field(default_factory=dict)
+    readonly: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Enclosure:
+    """A `Job` as it is from inside, and how to start something there.
+
+    ``program``, ``servers`` and ``folders`` are as the program sees them. What is started on this machine is ``wrap`` and
+    then the program, in ``cwd``, with the program's stdin and stdout as the descriptors 4 and 5 of what wraps it and
+    ``feeds`` as the contents of 6, 7, ...; where ``model_port`` is not 0, in a network of its own, in which that port of the loopback is the model's address; in the control ``groups`` (see
+    `hostler.keeper.KeeperSpec`).
+    """
+
+    program: tuple[str, ...]
+    folders: Folders
+    cwd: str
+    servers: Mapping[str, Any] = field(default_factory=dict)
+    wrap: tuple[str, ...] = ()
+    feeds: tuple[bytes, ...] = ()
+    model_port: int = 0
+    groups: tuple[dict[str, Any], ...] = ()
 
 
 class Sandbox(Protocol):
-    """A place to run processes in. ``workdir`` is the working directory as the agent sees it, ``confined`` whether the
-    operating system keeps the agent inside; ``environment`` the base environment of every process."""
+    """A place to run processes in.
 
+    ``root`` is the workspace's directory on this machine, ``workdir`` the same as the agent sees it; ``confined`` says
+    whether the operating system keeps the agent inside. ``recipe`` (JSON) is what is stored with a session, so that the
+    same sandbox is used when it is resumed without one.
+    """
+
+    root: str
     workdir: str
     confined: bool
 
-    def environment(self, *, home: str, tmp: str) -> Mapping[str, str]: ...
+    @property
+    def recipe(self) -> Mapping[str, Any]: ...
 
-    def command(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> list[str]:
-        """The host argv that runs ``argv`` inside."""
-        ...
-
-    def listen(self) -> socket.socket:
-        """A listening TCP socket that is reachable at its own address from inside."""
+    def environment(self, *, home: str, tmp: str) -> Mapping[str, str]:
+        """The base environment of every process."""
         ...
 
     def which(self, name: str) -> str | None:
-        """The path of a program as seen inside, or None."""
+        """The path of a program, or None."""
+        ...
+
+    def enclose(self, job: Job) -> Enclosure:
+        """How the job is run here. Raises CapabilityUnsupported for a rule that cannot be held, OSError for a program
+        that is not there."""
+        ...
+
+    def on(self, folder: str) -> Sandbox:
+        """The same sandbox with another workspace."""
         ...
 
     def close(self) -> None:

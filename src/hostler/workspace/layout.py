@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..types.errors import SandboxError
+from ..types.sandbox import Folders
 from .confined import make_folder
 
 _FOLDERS = ("session", "artifacts", "persistent", "skills", "native", "home", "tmp", "launch", "private")
@@ -58,6 +59,11 @@ class SessionDirs:
         return cls(root, *(os.path.join(root, name) for name in _FOLDERS))
 
     @property
+    def snapshots(self) -> str:
+        """Holds the snapshots of the workspace."""
+        return os.path.join(self.private, "snapshots")
+
+    @property
     def keepers(self) -> str:
         """Holds a folder for the log of each keeper that the session has had."""
         return os.path.join(self.private, "keeper")
@@ -86,6 +92,10 @@ class SessionDirs:
         except FileNotFoundError:
             return None
         return aside
+
+    def folders(self, workdir: str) -> Folders:
+        """What a program in ``workdir`` works with, by paths of this machine."""
+        return Folders(workdir, self.artifacts, self.persistent, self.skills, self.home, self.tmp, self.launch)
 
     def workspace(self, workdir: str | None = None) -> Workspace:
         """What the agent sees, with ``workdir`` (a caller's own directory) or the owned workspace."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PIDNS, GUARDIAN = "pidns", "guardian"
 _CREDENTIALS = struct.Struct("3i")
+_DESCRIPTOR = struct.Struct("i")
 _WAIT = 5.0
 
 
@@ -39,23 +40,27 @@ class Guard:
         self.control = control
         self.program = 0
 
-    def spawn(self, argv: list[str], env: dict[str, str], cwd: str) -> tuple[int, int, int]:
-        """Start the program; the keeper's ends of its stdin, stdout, stderr."""
+    def spawn(self, spec: dict[str, Any]) -> tuple[tuple[int, int, int], socket.socket | None]:
+        """Start the program; the keeper's ends of its stdin, stdout, stderr, and the listening socket that was bound in
+        the program's own network, if it has one."""
         (in_r, in_w), (out_r, out_w), (err_r, err_w), (spec_r, spec_w) = (os.pipe() for _ in range(4))
         socket.send_fds(self.control, [b"spawn"], [spec_r, in_r, out_w, err_w])
         for fd in (spec_r, in_r, out_w, err_w):
             os.close(fd)
         with open(spec_w, "w") as file:
-            json.dump({"argv": argv, "env": env, "cwd": cwd}, file)
+            json.dump(spec, file)
         message: dict[str, Any] = {}
+        listener: socket.socket | None = None
         while "started" not in message:
-            message, sender = self._receive()
+            message, sender, fds = self._receive()
             if not message:
                 self.program = sender
+            if "listener" in message:
+                listener = socket.socket(fileno=fds[0])
             if "error" in message:
                 raise StartFailed(message["step"], message["error"])
         self.control.setblocking(False)
-        return in_w, out_r, err_r
+        return (in_w, out_r, err_r), listener
 
     def message(self) -> dict[str, Any] | None:
         """What init says; None when it is gone."""
@@ -64,9 +69,11 @@ class Guard:
         except (OSError, EOFError):
             return None
 
-    def signal(self, number: int) -> None:
-        """To the program. The caller knows that it has not ended."""
-        tree.send([self.program], number)
+    def signal(self, number: int, stdin: int | None = None) -> None:
+        """To the program. The caller knows that it has not ended. Where the program that was started only encloses
+        another one, that is meant: whatever below it reads the same ``stdin`` (an inode)."""
+        enclosed = {pid for pid in tree.descendants(self.program) if stdin is not None and tree.reads(pid, stdin)}
+        tree.send(enclosed or [self.program], number)
 
     def processes(self) -> set[int]:
         """Everything that runs below init."""
@@ -85,15 +92,19 @@ class Guard:
             time.sleep(0.002)
         tree.kill_all(lambda: tree.descendants(os.getpid()) | tree.marked(mark), 1.0, reaping=True)
 
-    def _receive(self) -> tuple[dict[str, Any], int]:
-        data, ancillary, _, _ = self.control.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
+    def _receive(self) -> tuple[dict[str, Any], int, list[int]]:
+        """A message, the pid of its sender, and the descriptors that came with it."""
+        room = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_DESCRIPTOR.size)
+        data, ancillary, _, _ = self.control.recvmsg(4096, room)
         if not data:
             raise EOFError("the init process ended")
-        sender = 0
+        sender, fds = 0, []
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                 sender = _CREDENTIALS.unpack(content)[0]
-        return json.loads(data), sender
+            elif level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = [fd for (fd,) in _DESCRIPTOR.iter_unpack(content)]
+        return json.loads(data), sender, fds
 
 
 def start(mark: str, only: str | None) -> Guard:
@@ -139,7 +150,7 @@ def _start(kind: str, mark: str) -> Guard:
 
 
 def _expect(guard: Guard, key: str) -> int:
-    message, _ = guard._receive()
+    message, _, _ = guard._receive()
     if key not in message:
         raise OSError(message.get("failed", "the init process does not start"))
     return int(message[key])

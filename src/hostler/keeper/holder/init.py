@@ -5,6 +5,7 @@ It is forked before the keeper reads its configuration, so that it never holds t
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import errno
 import json
@@ -13,7 +14,7 @@ import selectors
 import signal
 import socket
 
-from . import tree
+from . import network, tree
 
 TYPE_CHECKING = False  # the module typing takes long to import
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _MNT_DETACH = 2
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
 # Steps of starting the program, as they are named to the host.
-CHDIR, EXEC = "cwd", "program"
+NETWORK, LIMITS, CHDIR, EXEC = "network", "limits", "cwd", "program"
 
 
 def _call(name: str, *arguments: int | bytes | None) -> None:
@@ -151,6 +152,11 @@ class _Init:
 def _become(spec: dict[str, object], stdio: list[int], control: socket.socket, failed: int) -> NoReturn:
     """In the child: turn into the program, or say why not."""
     step, code = EXEC, errno.EIO
+    argv, env, feeds, groups = spec["argv"], spec["env"], spec["feeds"], spec["groups"]
+    assert isinstance(argv, list)
+    assert isinstance(env, dict)
+    assert isinstance(feeds, list)
+    assert isinstance(groups, list)
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -161,17 +167,29 @@ def _become(spec: dict[str, object], stdio: list[int], control: socket.socket, f
                 pass
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         control.send(b"{}")  # the kernel adds our pid as the keeper sees it
+        if spec["model_port"]:
+            step = NETWORK
+            network.enter_own()
+            with network.listen(spec["model_port"]) as listener:
+                socket.send_fds(control, [b'{"listener": 1}'], [listener.fileno()])
+        step = LIMITS
+        for group in groups:
+            with open(os.path.join(str(group), "cgroup.procs"), "w") as file:
+                file.write("0")
         for fd, number in zip(stdio, (0, 1, 2), strict=True):
             os.dup2(fd, number)
         os.dup2(failed, 3, inheritable=False)
         failed = 3
         os.closerange(4, _max_fd())
+        if spec["enclosed"]:
+            _hand_through()
+            for feed in feeds:  # they become the descriptors 6, 7, ...
+                memory = os.memfd_create("feed", 0)
+                os.write(memory, base64.b64decode(feed))
+                os.lseek(memory, 0, os.SEEK_SET)
         step = CHDIR
         os.chdir(str(spec["cwd"]))
         step = EXEC
-        argv, env = spec["argv"], spec["env"]
-        assert isinstance(argv, list)
-        assert isinstance(env, dict)
         os.execvpe(argv[0], argv, env)
     except OSError as error:
         code = error.errno or code
@@ -180,6 +198,17 @@ def _become(spec: dict[str, object], stdio: list[int], control: socket.socket, f
     finally:
         os.write(failed, json.dumps({"error": code, "step": step}).encode())
         os._exit(127)
+
+
+def _hand_through() -> None:
+    """Stdin and stdout become the descriptors 4 and 5: what stands between would hold them open when the program has
+    closed them, if they were its own."""
+    os.dup2(0, 4)
+    os.dup2(1, 5)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
 
 
 def _tell(control: socket.socket, message: dict[str, object]) -> None:

@@ -8,19 +8,20 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from . import door, frames
+from . import cgroups, door, frames
 from .door import Client, Door, Refusal, Visitor
 from .guard import Guard
 from .loop import READ, Loop, Timer, log, log_exception
 from .model import ModelAddress
 from .program import Lines, Program
 from .spool import Entry, Spool
-from .tree import kill_all, started
+from .tree import descendants, kill_all, reads, started
 
 TYPE_CHECKING = False  # the module typing takes long to import
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+_OF_PROGRAM = ("argv", "env", "cwd", "feeds", "model_port", "enclosed")
 _RETRY_DISK = 0.5
 _FIRST_HOST = 10.0  # a program, also one that has ended, is kept this long for the host that started it
 _SWEEP = 1.5
@@ -53,7 +54,11 @@ class Keeper:
         self._to_tell: list[Visitor] = []
 
         listener = _listen(config["socket"])
-        pipes = guard.spawn(config["argv"], config["env"], config["cwd"])
+        self._groups = cgroups.make(config["groups"])
+        pipes, bound = guard.spawn(
+            {**{name: config[name] for name in _OF_PROGRAM}, "groups": [group["dir"] for group in config["groups"]]}
+        )
+        model = bound or model
         self._program = Program(
             loop, pipes, Lines(self._spool.folder), self._on_output, self._on_first_word, self._on_closed
         )
@@ -208,15 +213,13 @@ class Keeper:
         self._spared |= {(pid, start) for pid in pids if (start := started(pid))}
 
     def _on_first_word(self) -> None:
-        """The program is up. If the turn was opened before that, wrappers and program are known by their stdin."""
+        """The program is up. If the turn was opened before that, it is known by its stdin, and what encloses it by
+        that."""
         if self._turn_open:
-            self._spare(pid for pid in self._guard.processes() if self._reads_stdin(pid))
-
-    def _reads_stdin(self, pid: int) -> bool:
-        try:
-            return os.stat(f"/proc/{pid}/fd/0").st_ino == self._program.stdin_inode
-        except OSError:
-            return False
+            stdin = self._program.stdin_inode
+            processes = self._guard.processes()
+            readers = {pid for pid in processes if reads(pid, stdin)}
+            self._spare(pid for pid in processes if pid in readers or readers & descendants(pid))
 
     def _sweep_turn(self) -> None:
         """End what the turn has started; the program and what ran beside it before stay."""
@@ -267,7 +270,7 @@ class Keeper:
 
     def _ask_to_end(self) -> None:
         if self._exited is None:
-            self._guard.signal(signal.SIGTERM)
+            self._guard.signal(signal.SIGTERM, self._program.stdin_inode if self._config["enclosed"] else None)
 
     def _on_closed(self, stream: str) -> None:
         """What lives on without its stdin or stdout can neither be asked anything nor answer."""
@@ -325,6 +328,7 @@ class Keeper:
                 self._client.flush(_FLUSH)
         except Exception:
             log_exception()
+        cgroups.remove(self._groups)
         try:
             os.unlink(self._config["socket"])
         except OSError:

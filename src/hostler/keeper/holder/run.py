@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 
-from . import guard, init
+from . import cgroups, guard, init
 from .frames import PROTOCOL
 from .keeper import Keeper
 from .loop import READ, Loop
@@ -50,6 +50,7 @@ def _keep(mark: str, only: str | None, model_fd: int, folder: str) -> None:
         keeper = Keeper(loop, {**config, "mark": mark, "dir": folder}, guarding, model)
     except BaseException:
         guarding.destroy(mark)
+        cgroups.remove([group["dir"] for group in config["groups"]])
         _remove(config["socket"])
         raise
     _on_terminate(loop, keeper)

@@ -83,6 +83,14 @@ def marked(mark: str) -> set[int]:
     return found
 
 
+def reads(pid: int, inode: int) -> bool:
+    """Whether the stdin of a process is the pipe with this inode."""
+    try:
+        return os.stat(f"/proc/{pid}/fd/0").st_ino == inode
+    except OSError:
+        return False
+
+
 def send(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         try:

@@ -67,6 +67,9 @@ def _permissions(ctx: LaunchContext) -> list[str]:
             names = ",".join((*tools.READERS, *tools.WRITERS, *_more(ctx)))
             more = [part for folder in ctx.beside for part in ("--add-dir", folder)]
             return [*more, "--tools", names, "--permission-mode", "acceptEdits", "--permission-prompts", "none"]
+        case "read-only" if ctx.confined:  # its shell can change nothing
+            names = ",".join((*tools.READERS, "Bash", "Agent"))
+            return ["--tools", names, "--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
         case "read-only":
             names = ",".join((*tools.READERS, *_more(ctx)))
             return ["--tools", names, "--permission-mode", "dontAsk", "--permission-prompts", "none"]
@@ -143,6 +146,6 @@ def _environment(ctx: LaunchContext) -> Mapping[str, str]:
         "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
         "ENABLE_TOOL_SEARCH": "0",
     }
-    if ctx.permissions == "full" or (ctx.permissions == "edit" and ctx.confined):
+    if ctx.permissions == "full" or (ctx.permissions != "ask" and ctx.confined):
         env["IS_SANDBOX"] = "1"  # else root is refused
     return env

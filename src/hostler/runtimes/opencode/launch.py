@@ -50,6 +50,7 @@ def launch(ctx: LaunchContext) -> Launch:
         f"{config_dir}/package.json": json.dumps({"dependencies": {PLUGIN: "*"}}),
         f"{config_dir}/package-lock.json": json.dumps({"packages": {"": {"dependencies": {PLUGIN: "*"}}}}),
         f"{config_dir}/node_modules/.package-lock.json": "{}",
+        f"{config_dir}/.gitignore": "node_modules\n",  # which it would write: a confined program may not write here
     }
     if ctx.instructions:
         files[_instructions(ctx)] = ctx.instructions
@@ -108,21 +109,22 @@ def permission(ctx: LaunchContext) -> dict[str, Any]:
     """OpenCode's permissions; of the rules that match, the last one holds."""
     reads = dict.fromkeys(_READS, "allow")
     host = {f"{HOST_PREFIX}*": "allow"}  # the tool server itself asks and refuses
+    # In a confined place the shell, and what lies outside of the workspace, are held by the system.
+    held = "allow" if ctx.confined else "deny"
     out: dict[str, Any]
     match ctx.permissions:
         case "full":
             out = {"*": "allow", "external_directory": "allow", "doom_loop": "allow"}
         case "read-only":
-            out = {"*": "deny", **reads, "external_directory": "allow", **host}
+            out = {"*": "deny", **reads, "bash": held, "external_directory": "allow", **host}
         case "edit":
-            shell = "allow" if ctx.confined else "deny"
             edit = {"*": "allow", **_unwritten(ctx)} if ctx.skills else "allow"
             out = {
                 "*": "deny",
                 **reads,
                 "edit": edit,
-                "bash": shell,
-                "external_directory": _outside(ctx, "deny", *ctx.beside),
+                "bash": held,
+                "external_directory": _outside(ctx, held, *ctx.beside),
                 **host,
             }
         case "ask":

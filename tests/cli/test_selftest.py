@@ -1,0 +1,39 @@
+"""`hostler doctor` and its self-test say which sandbox there is and what gets out of it."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from hostler.cli import app, doctor
+from hostler.cli import selftest as command
+from hostler.testing.escapes import Outcome
+
+
+@pytest.mark.parametrize(("escaped", "code"), [(False, 0), (True, 1)])
+def test_the_selftest_fails_where_a_sandbox_leaks(escaped: bool, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = {
+        "local": {"host files": Outcome(True, "/etc/shadow can be read")},
+        "bubblewrap": {"host files": Outcome(escaped, "through a hole")},
+    }
+    monkeypatch.setattr(command, "selftest", lambda: outcomes)
+    result = CliRunner().invoke(app, ["doctor", "--selftest"])
+    assert result.exit_code == code
+    assert "host files" in result.output
+    assert "/etc/shadow can be read" in result.output
+    assert ("through a hole" in result.output) is escaped
+
+
+def test_a_machine_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "selftest", lambda: {"local": {"host files": Outcome(True, "x")}})
+    result = CliRunner().invoke(app, ["doctor", "--selftest"])
+    assert result.exit_code == 0
+    assert "does not isolate" in result.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("local", "does not isolate"), ("bubblewrap", "says so"), ("x", "must be one of")]
+)
+def test_doctor_says_which_sandbox_and_why(kind: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOSTLER_SANDBOX", kind)
+    assert words in doctor._sandbox()
