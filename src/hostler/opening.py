@@ -111,8 +111,6 @@ async def make(
     if isinstance(harness, AcpAgent):
         rules[_COMMAND] = list(harness.command)
     route_of(runtime, rules, options.api_key)
-    if options.skills:
-        await asyncio.to_thread(skills.keep, options.skills, Blobs(dirs.blobs))
     row = await host.store.write(
         lambda conn: queries.create_session(
             conn,
@@ -127,6 +125,8 @@ async def make(
             ephemeral=ephemeral,
         )
     )
+    if options.skills:  # a session that is found without them, because this was cut off, keeps those of who finds it
+        await asyncio.to_thread(skills.keep, options.skills, Blobs(dirs.blobs))
     return host.keep(LiveSession(host, row, runtime, sandbox, dirs, options, tools))
 
 

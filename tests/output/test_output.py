@@ -129,7 +129,7 @@ def judge(given: Any, text: str, native: Any = None) -> tuple[Any, str | None]:
         (Node, '{"name": "a", "kids": [{"name": "b", "kids": null}]}', Node(name="a", kids=[Node(name="b")])),
         (Horse, '{"name": "Ünïcode 日本", "age": 3}', Horse(name="Ünïcode 日本", age=3)),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: str(value).split(" at 0x")[0][:40],
 )
 def test_answers_that_fit(given: Any, text: str, instance: Any) -> None:
     found, wrong = judge(given, text)
@@ -163,7 +163,7 @@ def test_answers_that_fit(given: Any, text: str, instance: Any) -> None:
         ({"$ref": "#"}, "{}", "nested too deeply"),
         ({"maxProperties": 0, "type": "object"}, json.dumps({"k" * 5000: "v" * 5000}), " ... "),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: str(value).split(" at 0x")[0][:40],
 )
 def test_answers_that_do_not(given: Any, text: str, told: str) -> None:
     found, wrong = judge(given, text)
@@ -202,7 +202,7 @@ def test_the_agent_is_told_the_schema() -> None:
         ({"properties": {"a": {"$ref": "#/$defs/A"}}}, ValueError, "not in it"),
         ({"enum": ["x" * 300_000]}, ValueError, "300,0.. characters"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: str(value).split(" at 0x")[0][:40],
 )
 def test_what_is_no_schema_is_refused(given: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):

@@ -174,7 +174,7 @@ def test_a_program_without_instructions_is_told_once(models: ModelServer, tmp_pa
 
     def prompt(frame: int, fresh: bool = False) -> str:
         reached: Any = Reached(None, Progress({}, 1, frame=frame), None, fresh)  # type: ignore[arg-type]
-        return prompt_of(turn, said, reached, place, None, None).text
+        return prompt_of(turn, said, reached, place, None, None, "").text
 
     assert prompt(0).startswith("Hello.\n\nYou have these skills")
     assert "- feeding: Feeds (/skills/feeding/SKILL.md)" in prompt(0)
@@ -196,6 +196,29 @@ def test_bad_skills_are_refused_before_anything_is_made(models: ModelServer, tmp
         with pytest.raises(error):
             hostler.agent_session(FAKE_PROGRAM.harness, skills=bad, **FAKE_PROGRAM.options(models))
     assert not (tmp_path / "state" / "sessions").exists() or not list((tmp_path / "state" / "sessions").iterdir())
+
+
+@pytest.mark.parametrize("what", ["hostler.opening.queries.create_session", "hostler.opening.skills.keep"])
+def test_a_session_whose_making_was_cut_off_can_be_made_again(
+    what: str, models: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = hostler.create_harness(
+        host=hostler.local_host(tmp_path / "hosted"),
+        runtime=FAKE_PROGRAM.harness,
+        skills={"feeding": FEEDING.format("DESC-feeding")},
+        **FAKE_PROGRAM.options(models),
+    )
+
+    def fail(*given: Any, **more: Any) -> Any:
+        raise hostler.StoreError("disk full")
+
+    prompt = json.dumps([{"say": "rules"}])
+    with monkeypatch.context() as patched:
+        patched.setattr(what, fail)
+        with pytest.raises(hostler.StoreError, match="disk full"):
+            hostler.generate_harness(harness=harness, prompt=prompt, session="k")
+    assert "DESC-feeding" in hostler.generate_harness(harness=harness, prompt=prompt, session="k").text
+    harness.sessions.delete("k")
 
 
 def test_skills_of_a_harness_on_a_host(models: ModelServer, tmp_path: Path, shoeing: Path) -> None:
