@@ -148,7 +148,7 @@ def test_a_workspace_inside_a_repository_leaves_the_rest_of_it_alone(options: di
 
 def test_an_owned_workspace_is_the_agents_to_read_and_write(options: dict[str, Any]) -> None:
     """Case E10 in `local`: nobody else may enter it, and the agent, who is the same user, may."""
-    with hostler.agent_session(FAKE, **options) as session:
+    with hostler.agent_session(FAKE, sandbox=sandbox.local, **options) as session:
         assert stat.S_IMODE(os.stat(session.workdir).st_mode) == 0o700
         result = session.run(json.dumps([{"shell": "id -u; pwd; touch made && test -r made -a -w . && echo may"}]))
         assert result.text.split() == [str(os.geteuid()), session.workdir, "may"]
