@@ -197,7 +197,10 @@ def test_what_the_app_removes_and_moves_is_journalled(options: dict[str, Any]) -
         with pytest.raises(FileNotFoundError):
             files.remove("none")
         result = session.run("look")
-        about = [line[2:].split(" (")[0].removeprefix(session.workdir) for line in result.text.splitlines()[3:]]
+        about = [
+            line[2:].split(" (")[0].removeprefix(session.workdir).removeprefix("/session")
+            for line in result.text.splitlines()[3:]
+        ]
         assert [path.split("/artifacts")[-1] for path in about] == ["/out/a.csv", "/d"]
         assert [file.path for file in result.artifacts] == ["/artifacts/out/a.csv", "/session/d"]
         assert files.read("d") == b"c"
