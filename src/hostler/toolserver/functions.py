@@ -1,4 +1,4 @@
-"""A Python function as a tool: its schema, its arguments checked, its answer as text."""
+"""A Python function as a tool: its schema, and its arguments checked."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
-from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict
+
+from ..types.tools import ToolContext
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,50}")  # with the server's name in front, what every model provider takes
 _UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
@@ -21,13 +23,16 @@ _UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, ins
 
 @dataclass(frozen=True, slots=True)
 class HostTool:
-    """A function of the app that the agent may call. ``schema`` is the JSON schema of its arguments."""
+    """A function of the app that the agent may call. ``schema`` is the JSON schema of its arguments; ``context`` is the
+    parameter that takes the `ToolContext`, if one does, and ``first`` the first of the others."""
 
     name: str
     description: str
     schema: Mapping[str, Any]
     function: Callable[..., Any] = field(repr=False)
     arguments: TypeAdapter[dict[str, Any]] = field(repr=False)
+    context: str | None = None
+    first: str | None = None
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> HostTool:
@@ -41,7 +46,11 @@ class HostTool:
                 "Write it as a function with such a name."
             )
         try:
-            arguments = _arguments(name, inspect.signature(function, eval_str=True))
+            parameters = dict(inspect.signature(function, eval_str=True).parameters)
+            context = _context(name, parameters.values())
+            if context is not None:
+                del parameters[context]
+            arguments = _arguments(name, parameters.values())
             schema = arguments.json_schema()
         except TypeError:
             raise
@@ -51,7 +60,8 @@ class HostTool:
                 "written as JSON."
             ) from error
         schema.pop("title", None)
-        return cls(name, inspect.getdoc(function) or "", schema, function, arguments)
+        first = next(iter(parameters), None)
+        return cls(name, inspect.getdoc(function) or "", schema, function, arguments, context, first)
 
     def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as the function takes them. ValueError in words for the model when they do not fit."""
@@ -77,20 +87,18 @@ def digest(tools: Iterable[HostTool]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def answer_text(value: Any) -> str:
-    """What a function returned, as the model reads it: a string as it is, everything else as JSON."""
-    if isinstance(value, str):
-        return value
-    try:
-        return to_json(value, bytes_mode="base64", fallback=repr).decode()
-    except PydanticSerializationError:
-        return repr(value)
+def _context(name: str, parameters: Iterable[inspect.Parameter]) -> str | None:
+    """The parameter that is annotated as `ToolContext`, alone or as one of several."""
+    found = [p.name for p in parameters if ToolContext in (p.annotation, *get_args(p.annotation))]
+    if len(found) > 1:
+        raise TypeError(f"The tool {name!r} takes its context twice: {', '.join(found)}.")
+    return found[0] if found else None
 
 
-def _arguments(name: str, signature: inspect.Signature) -> TypeAdapter[dict[str, Any]]:
+def _arguments(name: str, parameters: Iterable[inspect.Parameter]) -> TypeAdapter[dict[str, Any]]:
     """A check of keyword arguments. A parameter that is not given is left to the function's own default."""
     fields: dict[str, Any] = {}
-    for parameter in signature.parameters.values():
+    for parameter in parameters:
         if parameter.kind in _UNNAMED:
             raise TypeError(
                 f"The tool {name!r} takes {parameter}; a tool's parameters must each have a name to call them by."
