@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from .types.errors import (
     SessionLost,
     StateIncompatible,
 )
+from .types.rules import is_about
 from .types.runtime import Folded, Launch, LaunchContext, Runtime
 from .types.sandbox import Enclosure, Folders, Job, Sandbox
 from .workspace import SessionDirs, native
@@ -89,6 +90,7 @@ class Place:
     route: Route
     approvals: bool
     tools: str | None  # a digest of what the app offers
+    own_tools: frozenset[str]  # their names
     park_ttl: float
     orphan_ttl: float
     spool_limit: int
@@ -251,9 +253,7 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
             instructions=_instructions(place),
             permissions=rules["permissions"],
             confined=sandbox.confined,
-            allow=tuple(rules["allow"]),
-            deny=tuple(rules["deny"]),
-            disable_tools=tuple(rules["disable_tools"]),
+            **{name: _for_program(rules[name], place) for name in ("allow", "deny", "disable_tools")},
             approvals=place.approvals,
             max_turns=rules["max_turns"],
             effort=rules["effort"],
@@ -326,6 +326,11 @@ def _enclose(place: Place, argv: tuple[str, ...]) -> Enclosure:
         raise HarnessInstallFailed(
             f"{place.runtime.name} does not start: the program {argv[0]!r} cannot be executed: {error}"
         ) from None
+
+
+def _for_program(given: Iterable[str], place: Place) -> tuple[str, ...]:
+    """Rules but for those about the app's own tools, which the tool server holds."""
+    return tuple(rule for rule in given if not is_about(rule, place.own_tools))
 
 
 def _plan(runtime: Runtime, context: LaunchContext) -> tuple[Launch, Folded]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Row
 
 from . import ladder, portal, skills
+from .artifacts import ArtifactsCore
+from .files import FilesCore
 from .host import Host, implicit_host
 from .host.hold import stored_of
 from .host.live import LiveSession, route_of
@@ -35,6 +37,7 @@ from .workspace import SessionDirs, Workspace, check_apart
 from .workspace.blobs import Blobs
 
 if TYPE_CHECKING:
+    from .faces import Artifacts, Files
     from .toolserver import HostTool
 
 
@@ -127,7 +130,7 @@ async def make(
     )
     if options.skills:  # a session that is found without them, because this was cut off, keeps those of who finds it
         await asyncio.to_thread(skills.keep, options.skills, Blobs(dirs.blobs))
-    return host.keep(LiveSession(host, row, runtime, sandbox, dirs, options, tools))
+    return host.keep(LiveSession(host, row, runtime, sandbox, dirs, options, tools, _reach))
 
 
 async def again(
@@ -169,7 +172,7 @@ async def again(
     if live is not None:
         live.renew(options, rules, tools, sandbox)
         return host.keep(live)
-    live = LiveSession(host, row, runtime, sandbox, dirs, options, tools)
+    live = LiveSession(host, row, runtime, sandbox, dirs, options, tools, _reach)
     live.rules = rules
     try:
         live.hold.resumed = await asyncio.to_thread(ladder.may_resume, stored_of(row), live.place())
@@ -210,6 +213,13 @@ async def _tools(options: Options, dirs: SessionDirs, runtime: Runtime) -> tuple
         return host_tools(functions)
 
     return await asyncio.to_thread(work)
+
+
+def _reach(live: LiveSession) -> tuple[Files, Artifacts]:
+    """The files and artifacts of a session, as its tools have them."""
+    from .faces import Artifacts, Files
+
+    return Files(FilesCore(live, lambda: None)), Artifacts(ArtifactsCore(live))
 
 
 async def _sandbox(given: Any, dirs: SessionDirs, host: Host) -> tuple[Sandbox, bool]:

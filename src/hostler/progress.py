@@ -21,6 +21,7 @@ from .types.events import (
 )
 from .types.result import ErrorInfo
 from .types.runtime import (
+    Answer,
     Codec,
     CodecEvent,
     Command,
@@ -38,6 +39,8 @@ from .types.runtime import (
 _STDERR = 4096  # bytes of the program's stderr that are kept for errors
 _VERSION = 1
 
+HOST_ASKS = "host:"  # how the ids of questions begin that are the host's own: the program knows nothing of them
+
 
 @dataclass(frozen=True, slots=True)
 class Again:
@@ -47,7 +50,7 @@ class Again:
     schema: Mapping[str, Any] | None = None
 
 
-Item = Frame | ModelCall | CallbackFailed | Command | Again
+Item = Frame | ModelCall | CallbackFailed | Approval | Command | Again
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +134,13 @@ def advance(codec: Codec, progress: Progress, item: Item) -> Step:
     elif isinstance(item, ModelCall):
         folded = _fold(codec, progress, item)
         folded = replace(folded, events=(item, *folded.events))
-    elif isinstance(item, CallbackFailed):
+    elif isinstance(item, (CallbackFailed, Approval)):
         folded = Folded(progress.codec, (item,))
     elif isinstance(item, Again):
         progress = replace(progress, asked_again=True)
         folded = codec.encode(progress.codec, Prompt(f"{progress.turn}:again", item.text, schema=item.schema))
+    elif isinstance(item, Answer) and item.id.startswith(HOST_ASKS):
+        folded = Folded(progress.codec)
     else:
         if isinstance(item, Prompt):
             progress = replace(progress, turn=item.turn, steps=0, stop=None, asked_again=False)

@@ -6,6 +6,7 @@ import difflib
 
 from .types.errors import CapabilityUnsupported
 from .types.options import Options
+from .types.rules import is_about
 from .types.runtime import Runtime
 
 _KEY = 512  # characters
@@ -16,6 +17,8 @@ def refuse_unheld(runtime: Runtime, options: Options, *, confined: bool) -> None
     """Raise CapabilityUnsupported, naming the first rule that this program cannot hold in a sandbox that is ``confined``
     or not."""
     can = runtime.capabilities
+    own = [tool.__name__ for tool in options.tools]  # the tool server holds the rules about these
+    allow, deny = ([rule for rule in given if not is_about(rule, own)] for given in (options.allow, options.deny))
     wrong = None
     if options.permissions not in can.permissions and not (confined and options.permissions in _BY_MOUNTS):
         wrong = f"permissions={options.permissions!r} (it can hold: {', '.join(map(repr, can.permissions))})"
@@ -25,8 +28,8 @@ def refuse_unheld(runtime: Runtime, options: Options, *, confined: bool) -> None
         ("instructions", options.instructions is not None, can.instructions),
         ("mcp_servers", bool(options.mcp_servers), can.mcp_servers),
         ("disable_tools", bool(options.disable_tools), can.disable_tools),
-        ("allow", bool(options.allow), can.allow_deny),
-        ("deny", bool(options.deny), can.allow_deny),
+        ("allow", bool(allow), can.allow_deny),
+        ("deny", bool(deny), can.allow_deny),
         ("effort", options.effort is not None, can.effort),
         ("max_turns", options.max_turns is not None, can.max_turns),
     ):

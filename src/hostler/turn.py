@@ -10,6 +10,7 @@ from typing import Any, get_args
 from .answer import refusal, settle
 from .output import Output
 from .program import Gone, Program
+from .progress import HOST_ASKS as HOST_ASKS
 from .progress import Again, Progress, advance, exit_error, text_of
 from .store.queries import Journalled
 from .telemetry.redaction import Masker
@@ -58,12 +59,15 @@ class Running:
     program: Program | None = None
     stop: StopReason | None = None
     events: list[Journalled] = field(default_factory=list)
-    waiting: list[Command | Stop] = field(default_factory=list)
+    waiting: list[Command | Approval | Stop] = field(default_factory=list)
     approvals: dict[str, Approval] = field(default_factory=dict)
+    questions: dict[str, asyncio.Future[Answered]] = field(
+        default_factory=dict
+    )  # of the host's own, not of the program
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     spoken: bool = False  # the program may have been given the prompt
 
-    def put(self, command: Command | Stop) -> None:
+    def put(self, command: Command | Approval | Stop) -> None:
         """Hand a command to the turn; kept when its program is not there yet."""
         if isinstance(command, Stop):
             self.stop = self.stop or command.reason
@@ -72,6 +76,28 @@ class Running:
             self.waiting.append(command)
         else:
             self.program.put(command)  # type: ignore[arg-type]
+
+    async def ask(self, question: Approval) -> Answered:
+        """Put a question of the host's own to whoever answers the program's; its id begins with HOST_ASKS. One that was
+        answered is not asked again."""
+        for event, _ in self.events:
+            if isinstance(event, Answered) and event.id == question.id:
+                return event
+        waiting = self.questions.setdefault(question.id, asyncio.get_running_loop().create_future())
+        if question.id not in self.approvals:
+            self.put(question)
+        return await asyncio.shield(waiting)
+
+    def settle(self, answered: Answered) -> None:
+        """A question is no longer open."""
+        self.approvals.pop(answered.id, None)
+        if (waiting := self.questions.pop(answered.id, None)) is not None and not waiting.done():
+            waiting.set_result(answered)
+
+    def drop_questions(self) -> None:
+        """The turn is over: nobody will answer the host's own questions."""
+        for id in tuple(self.questions):
+            self.settle(Answered(id, False, "The turn is over."))
 
     @property
     def cost(self) -> float | None:
@@ -226,6 +252,9 @@ async def run_turn(
                 records = await journal.append(events, progress, named)
                 asked = [event for event, _ in events if isinstance(event, Approval)]
                 running.approvals |= {approval.id: approval for approval in asked}
+                for event, _ in events:
+                    if isinstance(event, Answered):
+                        running.settle(event)
                 journal.publish(records)
                 await program.send(sends)
                 for approval in asked:

@@ -10,7 +10,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from hostler.toolserver import HostTool, host_tools
-from hostler.toolserver.functions import answer_text, digest
+from hostler.toolserver.functions import digest
+from hostler.toolserver.results import answer_text
 
 
 class Order(BaseModel):

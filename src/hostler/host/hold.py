@@ -58,7 +58,7 @@ class Hold:
         self._dirs = dirs
         self._running = running
         self.program: Program | None = None
-        self.tools: ToolServer | None = None
+        self.tools: Callable[[], ToolServer | None] = lambda: None
         self.resumed: str | None = None
         self.looking: asyncio.Task[None] | None = None  # at the workspace, before the turn
         self._reached = False
@@ -183,8 +183,8 @@ class Hold:
         self._stored = stored
 
     def _open_route(self, token: str, tool_token: str | None, place: Place) -> None:
-        if self.tools is not None and tool_token is not None:
-            self._host.endpoint.mount_tools(tool_token, self.tools)
+        if (tools := self.tools()) is not None and tool_token is not None:
+            self._host.endpoint.mount_tools(tool_token, tools)
         self._host.endpoint.open(
             token,
             place.route,
@@ -198,11 +198,6 @@ class Hold:
         self._host.endpoint.close_token(token)
         if tool_token is not None:
             self._host.endpoint.close_token(tool_token)
-
-    async def _close_route(self, program: Program) -> None:
-        self._shut(program.token, program.tool_token)
-        if self.tools is not None:
-            await self.tools.aclose()
 
     def _on_call(self, call: ModelCall) -> None:
         running = self._running()
@@ -275,7 +270,9 @@ class Hold:
         program, self.program = self.program, None
         if program is not None:
             await program.end()
-            await self._close_route(program)
+            self._shut(program.token, program.tool_token)
+            if (tools := self.tools()) is not None:
+                await tools.aclose()
             if self._running() is None:
                 self._host.slots.leave(self)
 
@@ -285,7 +282,9 @@ class Hold:
         program, self.program = self.program, None
         if program is not None:
             await program.detach()
-            await self._close_route(program)
+            self._shut(program.token, program.tool_token)
+            if (tools := self.tools()) is not None:
+                self._host.spawn(tools.leave())
             if self._running() is None:
                 self._host.slots.leave(self)
 

@@ -32,7 +32,6 @@ from ..types.events import (
     Accepted,
     Answered,
     Approval,
-    CallbackFailed,
     FileChange,
     Notice,
     Record,
@@ -51,10 +50,11 @@ from .hold import Hold, masker_of, settled_by
 from .notices import prompt_of, told
 from .persistence import Behalf, Persistent
 from .shelf import blobs_of, shelve
+from .tools import Reach, SessionTools
 from .transcript import Saying
 
 if TYPE_CHECKING:
-    from ..toolserver import HostTool, ToolServer
+    from ..toolserver import HostTool
     from .local import Host
 
 _log = logging.getLogger("hostler")
@@ -85,7 +85,8 @@ class LiveSession:
         sandbox: Sandbox,
         dirs: SessionDirs,
         options: Options,
-        tools: tuple[HostTool, ...] = (),
+        tools: tuple[HostTool, ...],
+        reach: Reach,
     ) -> None:
         self.host = host
         self.id: int = row.id
@@ -109,10 +110,12 @@ class LiveSession:
         self._looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
         self._accepting: set[asyncio.Task[Any]] = set()
         self._watch = Watch(sandbox.root, dirs.private)
-        self.hold.tools = self._tool_server(tools) if tools else None
         self.roots = Roots(dirs.workspace(sandbox.root).mounts)
         self.persistent = Persistent(host, row.id, row.key, dirs, options.persistent_dirs)
         self.vault = Vault(self.roots, os.path.join(dirs.private, "artifacts"))
+        self.tools = SessionTools(self, reach)
+        self.tools.offer(tools)
+        self.hold.tools = lambda: self.tools.server
 
     # ---- in ---------------------------------------------------------------------------------------------------------
 
@@ -251,7 +254,7 @@ class LiveSession:
             raise CapabilityUnsupported(f"{self.runtime.name} cannot be steered; use on_busy='queue' or 'interrupt'.")
         if self.running is None:
             raise HarnessError(f"Session {self.key!r} runs no turn here that could be steered.")
-        self.running.put(Steer(self.host.new_id("steer"), told(text, (), self._names)))
+        self.running.put(Steer(self.host.new_id("steer"), told(text, (), self.names)))
         return self.running.turn
 
     # ---- the worker -------------------------------------------------------------------------------------------------
@@ -335,6 +338,7 @@ class LiveSession:
             return
         try:
             place = self._place(rules, call)
+            self.tools.begin_turn(running, lease, rules, turn.input["extra_body"], call.loop, masker_of(place))
             behalf = Behalf(turn.id, turn.input["extra_body"], call.loop, running.stopping)
             strict = rules.get("on_persistence_error") == "raise"
             await self.persistent.begin(lease, behalf, recovered=recovered, strict=strict)
@@ -382,7 +386,7 @@ class LiveSession:
                     end, _ = await settle(output, reached.ended, running.events, stop=None, last=True)
                     reached = replace(reached, ended=end)
                 return said, reached
-            brief = await self.persistent.brief(self._names, self.native_id if said.branch is None else None)
+            brief = await self.persistent.brief(self.names, self.native_id if said.branch is None else None)
             if not self.runtime.model_first:
                 await looking
             running.spoken = True
@@ -393,7 +397,7 @@ class LiveSession:
                 reached.program,
                 reached.progress,
                 self.runtime.codec,
-                prompt_of(turn, said, reached, place, output, self._names, brief),
+                prompt_of(turn, said, reached, place, output, self.names, brief),
                 Bounds(
                     place.rules["timeout"],
                     place.rules["max_turns"],
@@ -436,6 +440,7 @@ class LiveSession:
     ) -> None:
         if running.stop and outcome.ended.stop_reason != "done":
             await asyncio.sleep(0.02)  # a model call that the end cut off is still to be counted
+        self.tools.end_turn()
         program = self.hold.program
         if program is not None and outcome.program_alive:
             program.put_back(outcome.leftover)
@@ -511,6 +516,7 @@ class LiveSession:
             if said is not None or running.spoken:
                 transcript.note(conn, turn, said, result, running.events, outcome.ended.at)
             file_queries.keep(conn, self.id, turn.id, artifacts)
+            self.tools.forget_calls(conn, turn.id)
             if turn.notices and outcome.progress is not None:
                 file_queries.forget_notices(conn, self.id, turn.first)
             if forget:
@@ -561,7 +567,7 @@ class LiveSession:
         )
 
     @property
-    def _names(self) -> Roots | None:
+    def names(self) -> Roots | None:
         """The folders whose names the program does not know; None where it sees them as the app does."""
         return None if self.sandbox.workdir == VIRTUAL else self.roots
 
@@ -575,10 +581,7 @@ class LiveSession:
         self.options = options
         self.rules = dict(rules)
         self.persistent.given = options.persistent_dirs
-        if self.hold.tools is not None:
-            self.hold.tools.offer(tools)
-        elif tools:
-            self.hold.tools = self._tool_server(tools)
+        self.tools.offer(tools)
 
     def _place(self, rules: dict[str, Any], call: Call) -> Place:
         settings = self.host.settings
@@ -589,24 +592,12 @@ class LiveSession:
             rules=rules,
             route=route_of(self.runtime, rules, call.api_key or self.options.api_key),
             approvals=(call.on_approval or self.options.on_approval) is not None or rules["permissions"] == "ask",
-            tools=self.hold.tools.digest if self.hold.tools is not None else None,
+            tools=self.tools.server.digest if self.tools.server is not None else None,
+            own_tools=self.tools.server.names if self.tools.server is not None else frozenset(),
             park_ttl=settings.park_ttl,
             orphan_ttl=settings.orphan_ttl,
             spool_limit=settings.spool_limit,
         )
-
-    def _tool_server(self, tools: tuple[HostTool, ...]) -> ToolServer:
-        from ..toolserver import ToolServer  # slow to import, and most sessions have no tools
-
-        def loop() -> asyncio.AbstractEventLoop | None:
-            call = self._calls.get(self.running.turn) if self.running is not None else None
-            return call.loop if call is not None else None
-
-        def on_failure(failure: CallbackFailed) -> None:
-            if self.running is not None and self.running.program is not None:
-                self.running.program.put(failure)
-
-        return ToolServer(tools, timeout=self.host.settings.tool_timeout, loop=loop, on_failure=on_failure)
 
     # ---- out --------------------------------------------------------------------------------------------------------
 

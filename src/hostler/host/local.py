@@ -50,6 +50,7 @@ class Host:
         self.slots = Slots(self.settings.max_runtimes)
         self._lock = lock
         self._endpoint_dir: str | None = None
+        self.tool_calls: dict[tuple[int, str], asyncio.Task[Any]] = {}  # that run here, by session and key
         self._starting = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.closing = False

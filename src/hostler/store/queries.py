@@ -15,7 +15,7 @@ from sqlalchemy import JSON, Connection, Row, and_, bindparam, delete, func, ins
 from ..types.errors import LeaseLost, OptionsMismatch, SessionBusy, SessionLost
 from ..types.events import Accepted, Done, Event, Record, event_from_dict, event_to_dict, result_to_dict
 from ..types.result import Result, Usage
-from .schema import artifacts, attached, hosts, records, sessions, spoken, turns
+from .schema import artifacts, attached, hosts, records, sessions, spoken, tool_calls, turns
 
 OPEN = ("queued", "running")
 NOBODY = ""  # the owner of a turn whose host has left
@@ -161,12 +161,13 @@ def change_rules(conn: Connection, session: int, rules: dict[str, Any], callable
 
 def delete_session(conn: Connection, lease: Lease) -> None:
     """Erase the session and all that belongs to it."""
-    _held(conn, lease)
+    held(conn, lease)
     _erase(conn, lease.session)
 
 
 def _erase(conn: Connection, session: int) -> None:
     for table, column in (
+        (tool_calls, tool_calls.c.session),
         (artifacts, artifacts.c.session),
         (attached, attached.c.session),
         (spoken, spoken.c.session),
@@ -228,7 +229,7 @@ def claim(conn: Connection, session: int, host: str, is_dead: IsDead) -> Lease |
 
 
 def _claimable(conn: Connection, row: Row[Any], host: str, is_dead: IsDead) -> Lease | None:
-    if row.busy and (row.holder == host or not _dead(conn, row.holder, is_dead)):
+    if row.busy and (row.holder == host or not is_gone(conn, row.holder, is_dead)):
         return None
     epoch = row.epoch if row.holder == host and row.epoch else row.epoch + 1
     return Lease(row.id, row.key, host, epoch)
@@ -261,7 +262,7 @@ def disown(conn: Connection, session: int, host: str) -> None:
     )
 
 
-def _dead(conn: Connection, host: str | None, is_dead: IsDead) -> bool:
+def is_gone(conn: Connection, host: str | None, is_dead: IsDead) -> bool:
     row = conn.execute(select(hosts).where(hosts.c.id == host)).first()
     return row is None or is_dead(row)
 
@@ -272,7 +273,7 @@ def _of(lease: Lease) -> Any:
     )
 
 
-def _held(conn: Connection, lease: Lease) -> Row[Any]:
+def held(conn: Connection, lease: Lease) -> Row[Any]:
     row = get_session(conn, lease.session)
     if row.epoch != lease.epoch or row.holder != lease.holder:
         raise LeaseLost(
@@ -375,7 +376,7 @@ def next_turn(conn: Connection, session: int, host: str, is_dead: IsDead) -> tup
     if row is None:
         return None
     held = get_session(conn, session)
-    if row.owner != host and not _dead(conn, row.owner, is_dead):
+    if row.owner != host and not is_gone(conn, row.owner, is_dead):
         return _turn(row, held), None
     lease = claim(conn, session, host, is_dead)
     if lease:
@@ -462,7 +463,7 @@ def append(
 
 
 def _named(conn: Connection, lease: Lease, native_id: str) -> dict[str, Any]:
-    row = _held(conn, lease)
+    row = held(conn, lease)
     if row.branch is not None:  # not the session's own before its turn is done
         return {"branch": {**row.branch, "native_id": native_id}}
     return {"native_id": native_id, "native_ids": _with(row.native_ids, native_id)}
@@ -504,13 +505,13 @@ def set_program(
     if native is not None:
         values["native"] = native
     if not conn.execute(_of(lease).values(status="live" if program else "idle", **values)).rowcount:
-        _held(conn, lease)
+        held(conn, lease)
 
 
 def set_branch(conn: Connection, lease: Lease, branch: dict[str, Any]) -> None:
     """The running turn begins a conversation in the live program."""
     if not conn.execute(_of(lease).values(branch=branch)).rowcount:
-        _held(conn, lease)
+        held(conn, lease)
 
 
 ProgramAfter = dict[str, Any]
@@ -541,7 +542,7 @@ def finish(
     now: float,
 ) -> list[Record]:
     """The end of a turn: its last records with the one `Done`, its outcome, the sums, and the lease is free."""
-    row = _held(conn, lease)
+    row = held(conn, lease)
     usage = Usage(**row.usage) + result.usage
     values: dict[str, Any] = {
         **program,
@@ -596,7 +597,7 @@ def _advance(
         },
     ).scalar()
     if seq is None:
-        _held(conn, lease)  # raises: gone or taken over
+        held(conn, lease)  # raises: gone or taken over
         raise LeaseLost(f"Session {lease.key!r} cannot be written.")
     return write_records(conn, lease.key, lease.session, seq - len(events), turn, events, now)
 

@@ -22,7 +22,7 @@ from sqlalchemy import (
 
 from ..types.errors import StoreError
 
-VERSION = 3
+VERSION = 4
 
 metadata = MetaData()
 
@@ -136,6 +136,20 @@ spoken = Table(
     Column("sure", Boolean, nullable=False),
 )
 
+# The calls of the app's tools in turns that are open, so that none is run twice. ``host`` is who runs it; without
+# ``outcome`` it has not ended.
+tool_calls = Table(
+    "tool_calls",
+    metadata,
+    Column("session", Integer, ForeignKey("sessions.id"), primary_key=True, autoincrement=False),
+    Column("key", String, primary_key=True),
+    Column("turn", String, nullable=False),
+    Column("tool", String, nullable=False),
+    Column("host", String, nullable=False),
+    Column("outcome", JSON(none_as_null=True)),
+)
+
+
 # Files of messages that were put into the workspace, and what was put there.
 attached = Table(
     "attached",
@@ -189,5 +203,9 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         'entries JSON NOT NULL, "at" VARCHAR, sure BOOLEAN NOT NULL, PRIMARY KEY (session, "first"))',
         "CREATE TABLE attached (session INTEGER NOT NULL REFERENCES sessions (id), path VARCHAR NOT NULL, "
         "content VARCHAR NOT NULL, file JSON NOT NULL, PRIMARY KEY (session, path))",
+    ),
+    4: (
+        "CREATE TABLE tool_calls (session INTEGER NOT NULL REFERENCES sessions (id), key VARCHAR NOT NULL, "
+        "turn VARCHAR NOT NULL, tool VARCHAR NOT NULL, host VARCHAR NOT NULL, outcome JSON, PRIMARY KEY (session, key))",
     ),
 }

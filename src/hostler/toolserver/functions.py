@@ -12,7 +12,7 @@ from typing import Annotated, Any, NotRequired, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 from typing_extensions import TypedDict
 
 from ..types.tools import ToolContext
@@ -32,7 +32,7 @@ class HostTool:
     function: Callable[..., Any] = field(repr=False)
     arguments: TypeAdapter[dict[str, Any]] = field(repr=False)
     context: str | None = None
-    first: str | None = None
+    first: inspect.Parameter | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> HostTool:
@@ -60,8 +60,15 @@ class HostTool:
                 "written as JSON."
             ) from error
         schema.pop("title", None)
-        first = next(iter(parameters), None)
+        first = next(iter(parameters.values()), None)
         return cls(name, inspect.getdoc(function) or "", schema, function, arguments, context, first)
+
+    def about(self, given: Mapping[str, Any]) -> str | None:
+        """The first argument of a call, or its default, as the text that rules with a pattern look at."""
+        if self.first is None:
+            return None
+        value = given.get(self.first.name, self.first.default)
+        return value if isinstance(value, str) else to_json(value, fallback=str).decode()
 
     def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as the function takes them. ValueError in words for the model when they do not fit."""

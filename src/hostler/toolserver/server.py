@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 from mcp.server import Server
@@ -13,10 +11,10 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
 from starlette.types import Message, Receive, Scope, Send
 
-from .. import portal
 from ..endpoint.serving import CUT
-from ..types.events import CallbackFailed
-from .functions import HostTool, answer_text, digest
+from ..types.tools import ToolAnswer
+from .calls import ENDED, Calls, Desk, GivenUp
+from .functions import HostTool, digest
 
 NAME = "host"
 _REQUEST_LIMIT = 16 * 1024 * 1024
@@ -25,28 +23,19 @@ _REFUSED_METHOD = {
     "status": 405,
     "headers": [(b"allow", b"POST"), (b"content-length", b"0")],
 }
-_log = logging.getLogger("hostler")
 
 
 class ToolServer:
-    """Answers a program's tool calls with the app's functions. ``timeout`` seconds are given to each call; ``loop``
-    tells the event loop that async functions run on; ``on_failure`` hears of functions that raised or took too long.
+    """Answers a program's tool calls with the app's functions, as the ``desk`` permits. ``timeout`` seconds are given to
+    each call.
 
     It starts with its first request and must be closed on the same loop.
     """
 
-    def __init__(
-        self,
-        tools: Iterable[HostTool],
-        *,
-        timeout: float,
-        loop: Callable[[], asyncio.AbstractEventLoop | None],
-        on_failure: Callable[[CallbackFailed], None],
-    ) -> None:
+    def __init__(self, tools: Iterable[HostTool], desk: Desk, *, timeout: float) -> None:
         self.offer(tools)
-        self._timeout = timeout
-        self._loop = loop
-        self._on_failure = on_failure
+        self._desk = desk
+        self._calls = Calls(desk, timeout)
         self._starting = asyncio.Lock()
         self._manager: StreamableHTTPSessionManager | None = None
         self._run: asyncio.Task[None] | None = None
@@ -57,12 +46,17 @@ class ToolServer:
         self._tools = {tool.name: tool for tool in tools}
         self.digest = digest(self._tools.values())
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._tools)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":  # nothing is ever said unasked, and there is no session to end
             await send(_REFUSED_METHOD)
             await send({"type": "http.response.body", "body": b""})
             return
         manager = await self._started()
+        self._calls.come_back()
         request = _Request(receive)
         answer = asyncio.create_task(manager.handle_request(scope, request.read, send))
         gone = asyncio.create_task(request.gone())
@@ -80,12 +74,21 @@ class ToolServer:
             raise outcome
 
     async def aclose(self) -> None:
-        """End the calls under way, without an answer."""
+        """The program has ended: end the calls under way, without an answer."""
         run, self._run, self._manager = self._run, None, None
-        ending = [*self._answers, *([run] if run is not None else [])]
+        ending: list[asyncio.Task[Any]] = [*self._answers, *self._calls.end(), *([run] if run is not None else [])]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
+
+    async def leave(self) -> None:
+        """The program goes on under another host: calls that have begun go on to their end, and their answers are kept
+        for it; the others are given up, without an answer. Returns when all is over, or the program has come back."""
+        try:
+            await asyncio.gather(*self._calls.leave(), return_exceptions=True)
+        finally:
+            if self._calls.left:
+                await self.aclose()
 
     async def _started(self) -> StreamableHTTPSessionManager:
         async with self._starting:
@@ -100,34 +103,29 @@ class ToolServer:
                 self._manager = manager
             return self._manager
 
+    def _shown(self) -> list[HostTool]:
+        return [tool for tool in self._tools.values() if self._desk.shows(tool.name)]
+
     async def _list(self, _context: Any, _params: Any) -> ListToolsResult:
         return ListToolsResult(
             tools=[
                 Tool(name=tool.name, description=tool.description, input_schema=dict(tool.schema))
-                for tool in self._tools.values()
+                for tool in self._shown()
             ]
         )
 
-    async def _call(self, _context: Any, params: Any) -> CallToolResult:
+    async def _call(self, context: Any, params: Any) -> CallToolResult:
         tool = self._tools.get(params.name)
         if tool is None:
-            return _refused(f"There is no tool {params.name!r}; there are {', '.join(sorted(self._tools))}.")
+            names = ", ".join(sorted(tool.name for tool in self._shown()))
+            return _result(ToolAnswer(f"There is no tool {params.name!r}; there are {names}.", is_error=True))
+        meta = (context.params or {}).get("_meta") or {}
         try:
-            given = tool.check(params.arguments or {})
-        except ValueError as error:
-            return _refused(str(error))
-        try:
-            async with asyncio.timeout(self._timeout) as limit:
-                value = await portal.call_back(partial(tool.function, **given), loop=self._loop())
-            return CallToolResult(content=[TextContent(type="text", text=answer_text(value))])
-        except BaseException as error:
-            # The app's function may raise anything, SystemExit too; only our own end is to be let through.
-            if isinstance(error, (asyncio.CancelledError, GeneratorExit)) and _is_ending():
-                raise
-            why = f"it took longer than {self._timeout:g} s" if limit.expired() else f"{type(error).__name__}: {error}"
-            _log.warning("The tool %s failed: %s", tool.name, why)
-            self._on_failure(CallbackFailed(f"tool {tool.name}", why))
-            return _refused(f"The tool failed: {why}")
+            answer = await self._calls.answer(tool, params.arguments or {}, request=context.request_id, meta=meta)
+        except GivenUp:
+            context.request.scope[CUT]()
+            answer = ENDED  # goes nowhere
+        return _result(answer)
 
 
 class _Request:
@@ -157,10 +155,5 @@ async def _hold(manager: StreamableHTTPSessionManager, ready: asyncio.Event) -> 
         await asyncio.Event().wait()
 
 
-def _is_ending() -> bool:
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
-
-
-def _refused(message: str) -> CallToolResult:
-    return CallToolResult(content=[TextContent(type="text", text=message)], is_error=True)
+def _result(answer: ToolAnswer) -> CallToolResult:
+    return CallToolResult(content=[TextContent(type="text", text=answer.text)], is_error=answer.is_error)

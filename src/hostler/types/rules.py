@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -13,16 +12,12 @@ _SERVERS = ("mcp__host__", "host_")  # how programs name the tools of the host's
 Choice = Literal["allow", "deny", "ask"]
 
 
-def choose(
-    rules: Mapping[str, Any], tool: str, arguments: Mapping[str, Any] | None = None, first: str | None = None
-) -> Choice:
-    """What a session's ``rules`` make of a call of the app's ``tool``. A pattern is compared with the argument
-    ``first``, the first of the function's parameters; ``*`` in it stands for anything. Without ``arguments``: whether
-    the tool is denied altogether."""
-    named = [*rules["deny"], *rules["disable_tools"]]
-    if any(_matches(rule, tool, arguments, first) for rule in named):
+def choose(rules: Mapping[str, Any], tool: str, about: str | None = None) -> Choice:
+    """What a session's ``rules`` make of a call of the app's ``tool``. A pattern is compared with ``about``, the first
+    argument as text; ``*`` in it stands for anything. Without ``about`` no pattern fits."""
+    if any(_matches(rule, tool, about) for rule in (*rules["deny"], *rules["disable_tools"])):
         return "deny"
-    if rules["permissions"] != "ask" or any(_matches(rule, tool, arguments, first) for rule in rules["allow"]):
+    if rules["permissions"] != "ask" or any(_matches(rule, tool, about) for rule in rules["allow"]):
         return "allow"
     return "ask"
 
@@ -33,17 +28,12 @@ def is_about(rule: str, tools: Iterable[str]) -> bool:
     return found is not None and "*" not in found["tool"] and any(_names(found["tool"], tool) for tool in tools)
 
 
-def _matches(rule: str, tool: str, arguments: Mapping[str, Any] | None, first: str | None) -> bool:
+def _matches(rule: str, tool: str, about: str | None) -> bool:
     found = _RULE.fullmatch(rule.strip())
     if found is None or not _names(found["tool"], tool):
         return False
     pattern = found["pattern"] or found["quoted"]
-    if not pattern or pattern == "*":
-        return True
-    if arguments is None or first not in arguments:
-        return False
-    value = arguments[first]
-    return _like(pattern, value if isinstance(value, str) else json.dumps(value, default=str))
+    return not pattern or pattern == "*" or (about is not None and _like(pattern, about))
 
 
 def _names(written: str, tool: str) -> bool:

@@ -32,13 +32,14 @@ class ToolContext:
 @dataclass(frozen=True, slots=True)
 class ToolCallAsked:
     """A call that has come to the tool server. ``key`` is the same when it is delivered again, and only then; ``call`` is
-    the program's own id of it where it says one."""
+    the program's own id of it where it says one. ``about`` is the first argument as text, which patterns look at."""
 
     key: str
     turn: str
     call: str
     tool: str
     input: Mapping[str, Any] = field(repr=False)
+    about: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
