@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from tests.sessions.programs import ALL, CLAUDE, FAKE_PROGRAM, REAL, Program, ids
-from tests.toolserver.app import who
+from tests.toolserver.app import pay, who
 
 import hostler
-from hostler.harness import CapabilityUnsupported, OptionsMismatch, Result, State, ToolCall, ToolResult
+from hostler.harness import Approval, CapabilityUnsupported, OptionsMismatch, Result, State, ToolCall, ToolResult
 from hostler.testing.fake_runtime import FAKE
 from hostler.testing.model_server import ModelServer
 from hostler.types.events import CallbackFailed, Done
@@ -56,8 +56,14 @@ def told(result: Result) -> list[tuple[str, bool]]:
 @pytest.mark.parametrize("program", ALL, ids=ids)
 def test_the_agent_calls_functions_of_the_app(program: Program, permissions: Any, models: ModelServer) -> None:
     options = {**program.options(models), "permissions": permissions}
+    asked: list[tuple[str, Any]] = []
+
+    def answer(approval: Approval) -> bool:
+        asked.append((approval.tool, approval.input))
+        return True
+
     if permissions == "ask":
-        options["on_approval"] = lambda approval: False
+        options["on_approval"] = answer
     with hostler.agent_session(program.harness, tools=[lookup, alookup], **options) as session:
         result = session.run(
             calling(
@@ -74,6 +80,8 @@ def test_the_agent_calls_functions_of_the_app(program: Program, permissions: Any
         assert [bad for _, bad in outputs[2:]] == [True, True]
         assert "KeyError: 'no such word'" in outputs[2][0]
         assert "word: Field required" in outputs[3][0]
+        words = [("lookup", {"word": "ab", "times": 2}), ("alookup", {"word": "x"}), ("lookup", {"word": "bad"})]
+        assert asked == (words if permissions == "ask" else [])  # once each, and not for what cannot be called
         calls = [e for e in result.events if isinstance(e, ToolCall)]
         if not program.fake:
             assert [(c.name, c.native_name, c.builtin) for c in calls] == [
@@ -102,7 +110,7 @@ def test_after_the_app_was_killed_in_mid_turn_another_answers_the_tool_calls(
     )
     assert done.returncode == -9, done.stderr
     state = State.loads(done.stdout.strip())
-    with hostler.agent_resume(state, tools=[who], **program.options(models)) as session:
+    with hostler.agent_resume(state, tools=[who, pay], **program.options(models)) as session:
         results = []
         result = session.run(calling(program, ("who", {"word": "next"})))
         assert session.resumed == "attached"

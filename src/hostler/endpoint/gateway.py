@@ -14,7 +14,7 @@ from hostler.types.events import ModelCall
 from .failures import Failure, final_answer
 from .forwarding import Call, Client, Forward, answer_json
 from .routes import Route, WireName
-from .serving import CUT, App, Receive, Scope, Send, Serving, listen_private, serve, while_connected
+from .serving import CUT, PEER, App, Receive, Scope, Send, Serving, listen_private, serve, while_connected
 from .translated import Translated
 from .translation import Untranslatable, translatable
 from .translator import Translator
@@ -56,7 +56,7 @@ class Endpoint:
         self._patience = patience
         self._silence = silence
         self._clients: dict[str, Client] = {}
-        self._tools: dict[str, App] = {}
+        self._tools: dict[str, tuple[App, int | None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._upstream: Upstream | None = None
         self._translator: Translator | None = None
@@ -113,9 +113,10 @@ class Endpoint:
                 if call.task is not None:
                     call.task.cancel()
 
-    def mount_tools(self, token: str, app: App) -> None:
-        """Serve an ASGI app under /hostler/tools (its ``root_path``) for whoever shows ``token``."""
-        self._tools[token] = app
+    def mount_tools(self, token: str, app: App, peer: int | None = None) -> None:
+        """Serve an ASGI app under /hostler/tools (its ``root_path``) for whoever shows ``token``, and comes through the
+        process ``peer`` when that is given: a token is worth nothing at another session's address."""
+        self._tools[token] = app, peer
 
     async def aclose(self) -> None:
         """End all calls and stop serving."""
@@ -172,8 +173,8 @@ class Endpoint:
             await _refuse(send, wire, 404, "not_found_error", f"{method} {path} is not forwarded to the model.")
 
     async def _serve_tools(self, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str]) -> None:
-        app = self._tools.get(_token({"authorization": headers.get("authorization", "")}))
-        if app is None:
+        app, peer = self._tools.get(_token({"authorization": headers.get("authorization", "")}), (None, None))
+        if app is None or (peer is not None and scope.get(PEER) not in (None, peer)):
             await _read(receive)
             await _refuse(
                 send, "chat", 401, "authentication_error", "This token is not one of an open session's tools."

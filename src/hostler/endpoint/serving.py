@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import struct
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
@@ -21,6 +22,9 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CUT = "hostler.cut"
+PEER = "hostler.peer"
+
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 # uvicorn reports a response that was cut on purpose as an error of the application: ours logs its own faults.
 _quiet = logging.getLogger("hostler.endpoint.http")
@@ -28,7 +32,8 @@ _quiet.setLevel(logging.CRITICAL + 1)
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's HTTP/1.1, with ``scope[CUT]()``: close the connection now, so that the client sees a broken answer."""
+    """uvicorn's HTTP/1.1, with ``scope[CUT]()``: close the connection now, so that the client sees a broken answer; and
+    ``scope[PEER]``: the process that has connected, where the kernel says it."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -37,16 +42,25 @@ class _Protocol(H11Protocol):
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             scope[CUT] = self.transport.close
+            scope[PEER] = self.peer
             await inner(scope, receive, send)
 
         self.app = app
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         connection: socket.socket = transport.get_extra_info("socket")
+        self.peer = _peer(connection)
         if connection.family != socket.AF_UNIX:
             # asyncio does so only where it made the listener: small pieces of a stream would wait 40 ms
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)  # type: ignore[arg-type]
+
+
+def _peer(connection: socket.socket) -> int | None:
+    if connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    pid, _, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid) or None  # 0: of a process namespace that this one does not see
 
 
 class Serving:

@@ -82,13 +82,15 @@ class Hold:
             and stored.progress
             and program.fingerprint == place.fingerprint()
         ):
-            self._open_route(program.token, program.tool_token, place)
+            assert stored.program is not None
+            self._open_route(program.token, program.tool_token, stored.program["address"]["pid"], place)
             return await self._stay(lease, program, Progress.from_dict(stored.progress), self.resumed, branch)
         if program is not None:
             await (self.end() if program.epoch == lease.epoch else self.let_go())
         upstream = await self._host.endpoint_path()
         if stored.program:
-            self._open_route(stored.program["token"], stored.program["tool_token"], place)
+            left = stored.program
+            self._open_route(left["token"], left["tool_token"], left["address"]["pid"], place)
             attached = await ladder.attach(stored, place, epoch=lease.epoch, holder=self._host.id, upstream=upstream)
             if attached is not None:
                 self.program, progress = attached
@@ -108,7 +110,7 @@ class Hold:
                 return self._salvage(stored, running, masker_of(place))
         launched = await ladder.launch(stored, place, branch)
         try:
-            self._open_route(launched.token, launched.tool_token, place)
+            self._open_route(launched.token, launched.tool_token, launched.address.pid, place)
             await self._store_program(lease, launched)
             self.program = await ladder.join(launched, epoch=lease.epoch, holder=self._host.id, upstream=upstream)
         except BaseException:
@@ -182,9 +184,9 @@ class Hold:
         """What the store holds after the step that was just committed."""
         self._stored = stored
 
-    def _open_route(self, token: str, tool_token: str | None, place: Place) -> None:
+    def _open_route(self, token: str, tool_token: str | None, keeper_pid: int, place: Place) -> None:
         if (tools := self.tools()) is not None and tool_token is not None:
-            self._host.endpoint.mount_tools(tool_token, tools)
+            self._host.endpoint.mount_tools(tool_token, tools, keeper_pid)
         self._host.endpoint.open(
             token,
             place.route,

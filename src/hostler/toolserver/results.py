@@ -10,7 +10,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 LIMIT = 16 * 1024  # bytes of a result that the model is given as it is
 _PREVIEW = 2000  # characters
-_DEPTH = 3
+_DEPTH = 4
 _KEYS = 20
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "png"),

@@ -1,0 +1,240 @@
+"""A call of the app's tool runs once, and its answer comes to the agent once: over kills, detaching and cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, Program, ids
+from tests.toolserver.app import pay, who
+from tests.toolserver.test_tools import APP, calling, told
+
+import hostler
+from hostler.harness import Done, State, ToolResult
+from hostler.testing.fake_runtime import FAKE
+from hostler.testing.model_server import ModelServer
+from hostler.toolserver import OUTCOME_UNKNOWN
+from hostler.types.tools import ToolContext
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def results(session: Any, until: str | None = None) -> list[tuple[str, bool]]:
+    """All tool results of the journal, up to the `Done` of a turn (or the first one)."""
+    found = []
+    for record in session.follow(0):
+        if isinstance(record.event, ToolResult):
+            found.append((record.event.output, record.event.is_error))
+        if isinstance(record.event, Done) and until in (None, record.turn):
+            return found
+    raise AssertionError("the journal ended")
+
+
+@pytest.mark.parametrize("program", ALL, ids=ids)
+def test_a_tool_whose_app_was_killed_in_it_is_not_run_again(
+    program: Program, models: ModelServer, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    job = {
+        "harness": program.name,
+        "options": program.options(models),
+        "prompt": calling(program, ("pay", {"ledger": str(ledger)})),
+    }
+    done = subprocess.run(
+        [sys.executable, str(APP), json.dumps(job)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "DIE_IN_TOOL": "1"},
+    )
+    assert done.returncode == -9, done.stderr
+    with hostler.agent_resume(State.loads(done.stdout.strip()), tools=[who, pay], **program.options(models)) as session:
+        assert results(session) == [(OUTCOME_UNKNOWN.text, True)]
+        assert len(ledger.read_text().splitlines()) == 1
+        result = session.run(calling(program, ("pay", {"ledger": str(ledger)})))  # it can be called anew
+        assert told(result) == [("paid", False)]
+        assert len(ledger.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("elsewhere", ["same handle", "other process"])
+@pytest.mark.parametrize("program", ALL, ids=ids)
+def test_a_tool_that_runs_while_the_app_detaches_gives_its_answer_once(
+    program: Program, elsewhere: str, models: ModelServer
+) -> None:
+    runs: list[str] = []
+    began, go = threading.Event(), threading.Event()
+
+    def slow(word: str) -> str:
+        """Waits."""
+        runs.append(word)
+        began.set()
+        assert go.wait(30)
+        return f"slow {word}"
+
+    options = program.options(models)
+    session = hostler.agent_session(program.harness, tools=[slow], **options)
+    session.stream(calling(program, ("slow", {"word": "a"})))
+    assert began.wait(30)
+    state = session.detach()
+    if elsewhere == "same handle":
+        threading.Timer(0.5, go.set).start()
+        with hostler.agent_resume(state, tools=[slow], **options) as session:
+            assert results(session) == [("slow a", False)]
+    else:
+        job = {"state": state.dumps().decode(), "options": options}
+        child = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(job)], stdout=subprocess.PIPE, text=True)
+        time.sleep(1.5)  # it has the session now, and waits for what this process still runs
+        go.set()
+        output, _ = child.communicate(timeout=60)
+        assert json.loads(output) == ["slow a", False]
+    assert runs == ["a"]
+
+
+CHILD = """
+import json, sys
+import hostler
+from hostler.harness import Done, State, ToolResult
+
+def slow(word: str) -> str:
+    "Waits."
+    return "again"
+
+job = json.loads(sys.argv[1])
+with hostler.agent_resume(State.loads(job["state"]), tools=[slow], **job["options"]) as session:
+    for record in session.follow(0):
+        if isinstance(record.event, ToolResult):
+            print(json.dumps([record.event.output, record.event.is_error]))
+        if isinstance(record.event, Done):
+            break
+"""
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("program", ALL, ids=ids)
+def test_cancel_ends_a_tool_within_seconds(program: Program, kind: str, models: ModelServer) -> None:
+    began, heard = threading.Event(), threading.Event()
+
+    def slow(context: ToolContext) -> None:
+        """Waits."""
+        began.set()
+        if context.cancel.wait(30):
+            heard.set()
+
+    async def slow_async() -> None:
+        began.set()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            heard.set()
+
+    slow_async.__name__ = "slow"
+    tool: Any = slow if kind == "sync" else slow_async
+    with hostler.agent_session(program.harness, tools=[tool], **program.options(models)) as session:
+        stream = session.stream(calling(program, ("slow", {})))
+        assert began.wait(30)
+        start = time.monotonic()
+        session.cancel()
+        assert time.monotonic() - start < 5
+        assert heard.wait(5)
+        assert stream.result.stop_reason == "cancelled"
+
+
+def test_cancel_at_any_moment_runs_a_call_at_most_once(models: ModelServer) -> None:
+    """Around the beginning, the end and the answer of an approved tool."""
+    runs: Counter[str] = Counter()
+
+    def pay(word: str) -> str:
+        """Pays."""
+        runs[word] += 1
+        time.sleep(random.random() * 0.01)
+        return word
+
+    options = {**FAKE_PROGRAM.options(models), "permissions": "ask", "on_approval": lambda a: True}
+    with hostler.agent_session(FAKE, tools=[pay], **options) as session:
+        for number in range(30):
+            stream = session.stream(calling(FAKE_PROGRAM, ("pay", {"word": str(number)})))
+            time.sleep(random.random() * 0.08)
+            stream.cancel()
+            assert stream.result.stop_reason in ("cancelled", "done")
+        state = session.detach()
+    with hostler.agent_resume(state, tools=[pay], **options) as session:
+        assert session.run("[]").stop_reason == "done"
+    assert set(runs.values()) <= {1}
+
+
+def steps(program: Program, name: str, arguments: dict[str, Any], command: str) -> str:
+    """A prompt that has the agent call a tool of the app, then run a shell command."""
+    if program.fake:
+        return json.dumps([{"mcp": name, "arguments": arguments}, {"shell": command}, {"text": "done"}])
+    if program is CODEX:
+        call: dict[str, Any] = {"tool": name, "namespace": "mcp__host", "args": arguments}
+    else:
+        call = {"tool": f"mcp__host__{name}" if program is CLAUDE else f"host_{name}", "args": arguments}
+    return f"@@{json.dumps([call, {'shell': command}])}@@"
+
+
+@pytest.mark.parametrize("program", ALL, ids=ids)
+def test_a_large_result_is_a_file_that_the_agent_can_read(program: Program, models: ModelServer) -> None:
+    rows = [{"id": number, "name": f"row {number}"} for number in range(2000)]
+
+    def table(context: ToolContext, name: str) -> Any:
+        """A table."""
+        context.files.write("seen.txt", f"{context.session} {context.extra_body}".encode())
+        return rows
+
+    with hostler.agent_session(program.harness, tools=[table], **program.options(models)) as session:
+        result = session.run(steps(program, "table", {"name": "a"}, 'wc -c "$HOSTLER_ARTIFACTS"/tool-results/table/*'))
+        (text, bad), (size, _) = told(result)
+        assert not bad
+        assert '2000 of {"id": integer, "name": string}' in text
+        path = text.splitlines()[0].removeprefix("The result was put into the file ")
+        assert json.loads(Path(path).read_text()) == rows
+        assert size.split()[0] == str(os.path.getsize(path))
+        (file,) = result.artifacts
+        assert file.path.startswith("/artifacts/tool-results/table/")
+        assert json.loads(session.artifacts.read(file.path)) == rows
+        assert session.files.read("seen.txt").decode() == f"{session.key} None"
+
+
+@pytest.mark.parametrize("program", ALL, ids=ids)
+def test_an_argument_of_ten_megabytes(program: Program, models: ModelServer) -> None:
+    def size(text: str) -> int:
+        """Counts."""
+        return len(text)
+
+    with hostler.agent_session(program.harness, tools=[size], **program.options(models)) as session:
+        result = session.run(calling(program, ("size", {"text": "x" * 10_000_000})))
+        assert told(result) == [("10000000", False)]
+
+
+def test_the_store_forgets_the_calls_of_a_turn_that_is_over(models: ModelServer, state_dir: Path) -> None:
+    import sqlite3
+
+    rows: list[Any] = []
+
+    def look() -> str:
+        """Looks."""
+        with sqlite3.connect(state_dir / "store.db") as database:
+            rows.extend(database.execute("select turn, tool, outcome from tool_calls").fetchall())
+        return "seen"
+
+    with hostler.agent_session(FAKE, tools=[look], **FAKE_PROGRAM.options(models)) as session:
+        result = session.run(calling(FAKE_PROGRAM, ("look", {}), ("look", {})))
+        with sqlite3.connect(state_dir / "store.db") as database:
+            assert database.execute("select count(*) from tool_calls").fetchone() == (0,)
+    outcome = json.dumps({"text": "seen", "is_error": False})
+    assert rows[0] == (result.turn_id, "look", None)
+    assert sorted(rows[1:], key=str) == sorted(
+        [(result.turn_id, "look", outcome), (result.turn_id, "look", None)], key=str
+    )
