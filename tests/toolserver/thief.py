@@ -7,6 +7,7 @@ of what each gave: ``[status, text, is_error]``. Without an argument it prints `
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import urllib.error

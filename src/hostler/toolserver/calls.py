@@ -19,6 +19,7 @@ from . import results
 from .functions import HostTool
 
 _REJOIN = 1.0  # s in which a client that has left may ask for the same call again, before the call is ended
+_HOLD = 3.0  # s for which a program that is being interrupted gets no answer: it would go on with it
 _CALL_IDS = ("claudecode/toolUseId", "callId")  # where programs say which of the model's calls it is
 _log = logging.getLogger("hostler")
 
@@ -125,6 +126,8 @@ class Calls:
             under_way.waiting -= 1
             if not under_way.task.done():
                 asyncio.get_running_loop().call_later(_REJOIN, self._abandon, under_way)
+        if answer == ENDED:
+            await asyncio.sleep(_HOLD)
         self._delivered[call.key] = request
         return answer
 
