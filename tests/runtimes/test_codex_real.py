@@ -309,7 +309,7 @@ def test_tools_of_the_host_and_servers_that_do_not_start(tmp_path: Path, server:
     assert of(events, ToolCall)[0].name == "add"
     assert not of(events, ToolCall)[0].builtin
     assert [r.output for r in of(events, ToolResult)] == ["sum=5", "..\n"]
-    assert "'dead'" in next(n for n in of(events, Notice) if n.code == "mcp_unavailable").message
+    assert "'dead'" in next(n for n in of(events, Notice) if n.code == "mcp_server_failed").message
 
 
 def test_a_word_during_the_turn_and_structured_output(tmp_path: Path, server: ModelServer) -> None:

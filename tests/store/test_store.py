@@ -239,6 +239,7 @@ def test_an_older_store_is_brought_up_to_date(tmp_path: Path) -> None:
         db.execute("alter table sessions drop column branch")
         db.execute("drop table spoken")
         db.execute("drop table attached")
+        db.execute("drop table tool_calls")
         db.execute("update meta set value = '1'")
     db.close()
 

@@ -29,7 +29,8 @@ class OptionsDict(TypedDict, total=False):
     instructions: str | None
     tools: Sequence[Callable[..., Any]]
     mcp_servers: Mapping[str, Any]
-    """Name to ``{"command": ..., "args": [...], "env": {...}}`` or ``{"url": ..., "headers": {...}}``."""
+    """Name to ``{"command": ..., "args": [...], "env": {...}}`` or ``{"url": ..., "headers": {...}}``, each with
+    ``"start_timeout"``: seconds that it may take to start (default 30), after which the turn begins without it."""
     skills: Sequence[Any] | Mapping[str, str]
     """Folders with a SKILL.md (Agent Skills), or ``{name: text of the SKILL.md}``. Read when they are given."""
     disable_tools: Sequence[str]
@@ -211,9 +212,11 @@ def _check_server(name: object, server: object) -> None:
         and isinstance(server.get("url") or server.get("command"), str)
         and isinstance(server.get("args") or (), (list, tuple))
         and all(isinstance(server.get(part) or {}, Mapping) for part in ("env", "headers"))
+        and isinstance(limit := server.get("start_timeout", 1), (int, float))
+        and limit > 0
     )
     if not sound:
         raise TypeError(
             'mcp_servers takes {name: {"command": "...", "args": [...], "env": {...}}} or {name: {"url": "...", '
-            f'"headers": {{...}}}}; {name!r} is not such a server.'
+            f'"headers": {{...}}}}, with "start_timeout" in seconds if it needs more than 30; {name!r} is not such a server.'
         )

@@ -158,6 +158,11 @@ class LaunchContext:
         return (*((self.artifacts,) if self.artifacts else ()), *self.folders)
 
 
+def start_timeout(server: Mapping[str, Any]) -> float:
+    """Seconds that one of the caller's MCP servers may take to start."""
+    return float(server.get("start_timeout", 30))
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How to start the program: ``env`` is added to the sandbox's allow-listed base environment; ``files`` (absolute

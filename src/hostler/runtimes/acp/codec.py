@@ -28,9 +28,10 @@ from hostler.types.runtime import (
     Unfit,
 )
 
-VERSION = 1
+VERSION = 2
 PROTOCOL = 1
 AUTH_REQUIRED = -32000
+_LINE = 2000  # characters of a line of the agent's stderr
 _CANCELLED = {"outcome": {"outcome": "cancelled"}}
 
 
@@ -46,6 +47,10 @@ def no_rule(ctx: LaunchContext) -> str:
     return "ask" if ctx.approvals else "allow"
 
 
+def none(line: str) -> None:
+    """The protocol has no word for MCP servers that do not start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """Where agents differ within the protocol.
@@ -55,6 +60,7 @@ class Dialect:
     ``servers``: MCP servers are given with the session, not in the agent's own configuration. ``fresh``: one process makes
     one session after the other. ``commands``: it takes a
     prompt that begins with a slash for a command, but looks at what is meant for the user's eyes only, too.
+    ``failed_server``: the MCP server that did not start, by a line of the agent's stderr.
     """
 
     names_tools: bool = False
@@ -66,6 +72,7 @@ class Dialect:
     commands: bool = False
     permission: Callable[[LaunchContext], str] = no_rule
     failure: Callable[[dict[str, Any]], ErrorInfo] = failure
+    failed_server: Callable[[str], str | None] = none
 
 
 class AcpCodec:
@@ -92,6 +99,7 @@ class AcpCodec:
             tools={},
             said=[],
             asks={},
+            log="",
         )
         step = self._step(state)
         step.request(
@@ -111,6 +119,8 @@ class AcpCodec:
             _call_over(step, item)
         elif item.kind == "note":
             _noted(step, item.data)
+        elif item.kind == "err" and self.dialect.failed_server is not none:
+            _logged(step, item.data, self.dialect)
         elif item.kind == "out":
             line = decode_line(item.data)
             for message in line.objects:
@@ -238,6 +248,15 @@ class AcpCodec:
             step.emit(Approval(ask, name, {k: v for k, v in shown.items() if v}))
         else:
             _decide(step, Answer(ask, step.state["permission"] == "allow"))
+
+
+def _logged(step: Step, data: bytes, dialect: Dialect) -> None:
+    """A piece of the agent's stderr; the line that has not ended yet is kept."""
+    *lines, rest = (step.state["log"] + data.decode(errors="replace")).split("\n")
+    step.state["log"] = rest[-_LINE:]
+    for line in lines:
+        if name := dialect.failed_server(line):
+            step.emit(Notice("mcp_server_failed", f"The MCP server {name!r} did not start; its tools are missing."))
 
 
 # ---- the session ----------------------------------------------------------------------------------------------------

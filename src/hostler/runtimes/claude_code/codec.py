@@ -199,9 +199,12 @@ def _init(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[CodecE
         state = {**state, "id": id}
     listed = m.get("mcp_servers")
     servers = [_dict(server) for server in listed] if isinstance(listed, list) else []
-    down = sorted(str(s.get("name")) for s in servers if s.get("status") not in ("connected", "pending"))
+    # It has waited for those that are still pending as long as they may take.
+    down = sorted(str(s.get("name")) for s in servers if s.get("status") != "connected")
     events += [
-        Notice("mcp_server_failed", f"The MCP server {name!r} is not reachable; its tools are missing.")
+        Notice(
+            "mcp_server_failed", f"The MCP server {name!r} did not start or is not reachable; its tools are missing."
+        )
         for name in down
         if name not in state["down"]
     ]

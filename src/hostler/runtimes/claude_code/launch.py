@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...types.errors import CapabilityUnsupported
-from ...types.runtime import Launch, LaunchContext
+from ...types.runtime import Launch, LaunchContext, start_timeout
 from . import tools
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -102,7 +102,7 @@ def _settings(ctx: LaunchContext) -> dict[str, Any]:
 
 
 def _servers(ctx: LaunchContext) -> dict[str, Any]:
-    servers = {name: dict(server) for name, server in ctx.mcp_servers.items()}
+    servers = {name: _server(server) for name, server in ctx.mcp_servers.items()}
     if "host" in servers:
         raise CapabilityUnsupported("The MCP server name 'host' is hostler's own in Claude Code; name it otherwise.")
     if ctx.tool_url:
@@ -112,6 +112,11 @@ def _servers(ctx: LaunchContext) -> dict[str, Any]:
             "headers": {"Authorization": f"Bearer {ctx.tool_token}"},
         }
     return servers
+
+
+def _server(spec: Mapping[str, Any]) -> dict[str, Any]:
+    kind = {"type": "http"} if "url" in spec else {}  # without one it would leave the server out, and say nothing
+    return {**kind, **{part: value for part, value in spec.items() if part != "start_timeout"}}
 
 
 def _environment(ctx: LaunchContext) -> Mapping[str, str]:
@@ -142,6 +147,7 @@ def _environment(ctx: LaunchContext) -> Mapping[str, str]:
         # The caller's tools, and the person whom they may ask, take the time that they need; the host has the deadline.
         "CLAUDE_CODE_MCP_TOOL_IDLE_TIMEOUT": "0",
         "MCP_TOOL_TIMEOUT": str(_TOOL_MS),
+        "MCP_TIMEOUT": str(int(1000 * max(map(start_timeout, ctx.mcp_servers.values()), default=30))),
         # A gateway need not know the vendor's betas, and the caller's tools are offered at once, not after a search.
         "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
         "ENABLE_TOOL_SEARCH": "0",

@@ -8,7 +8,7 @@ from hostler.runtimes.codex.asking import asked, decide
 from hostler.runtimes.codex.launch import PROVIDER, approval_policy, sandbox_policy
 from hostler.runtimes.codex.output import strict
 from hostler.runtimes.codex.telling import told
-from hostler.runtimes.codex.turn import begin, end, send_steer, stop
+from hostler.runtimes.codex.turn import begin_if_ready, end, send_steer, stop
 from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj
 from hostler.runtimes.lines import decode_line
 from hostler.types.events import ModelCall, Notice
@@ -28,12 +28,13 @@ from hostler.types.runtime import (
     Unfit,
 )
 
-VERSION = 1
+VERSION = 2
 _JOINS = ("thread/start", "thread/resume", "thread/fork")
 
 
 class CodexCodec:
-    """Its state: the thread, the open turn, unfinished items and tool calls, open approvals, the next request id."""
+    """Its state: the thread, the open turn, unfinished items and tool calls, open approvals, the next request id, the
+    caller's MCP servers that are starting: a turn does not begin before it is known which tools it has."""
 
     version = VERSION
 
@@ -54,6 +55,7 @@ class CodexCodec:
             agents={},
             asks={},
             warned=[],
+            starting=sorted(ctx.mcp_servers),
         )
         step = Step(state)
         step.request(
@@ -147,8 +149,7 @@ def _prompt(step: Step, prompt: Prompt) -> None:
         "tools": False,
         "total": None,
     }
-    if step.state["thread"]:
-        begin(step)
+    begin_if_ready(step)
 
 
 def _interrupt(step: Step) -> None:
@@ -207,8 +208,7 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
     step.emit(Identified(thread))
     step.request("settings", "thread/settings/update", {"threadId": thread, **state["settings"]})
     state["settings"] = None
-    if state["turn"] and state["turn"]["input"] is not None:
-        begin(step)
+    begin_if_ready(step)
 
 
 def _unfit(step: Step, message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hostler.runtimes import programs
 from hostler.types.errors import CapabilityUnsupported
-from hostler.types.runtime import Launch, LaunchContext
+from hostler.types.runtime import Launch, LaunchContext, start_timeout
 
 MODEL_KEY = "HOSTLER_MODEL_KEY"
 TOOL_KEY = "HOSTLER_TOOL_KEY"
@@ -122,7 +122,7 @@ def _server(spec: Mapping[str, Any], ctx: LaunchContext) -> dict[str, Any]:
             "args": list(spec.get("args") or ()),
             "env": dict(spec.get("env") or {}),
         }
-    return {**out, "default_tools_approval_mode": mode}
+    return {**out, "default_tools_approval_mode": mode, "startup_timeout_sec": start_timeout(spec)}
 
 
 def sandbox_policy(ctx: LaunchContext) -> dict[str, Any]:

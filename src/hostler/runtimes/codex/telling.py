@@ -8,7 +8,7 @@ from typing import Any
 
 from hostler.runtimes.codex.asking import forget
 from hostler.runtimes.codex.items import answer_of, error_info, loads, raw_call, raw_result, tool_call, tool_result
-from hostler.runtimes.codex.turn import end, named
+from hostler.runtimes.codex.turn import begin_if_ready, end, named
 from hostler.runtimes.jsonrpc import Step, obj, objs, strs
 from hostler.runtimes.schemas import WRAPPED
 from hostler.types.events import Compaction, Notice, Reasoning, Retract, Text, ToolCall, ToolResult
@@ -22,14 +22,25 @@ _WARNINGS = 20
 def told(step: Step, method: str, params: dict[str, Any]) -> None:
     if method in ("warning", "guardianWarning", "configWarning", "deprecationNotice"):
         _warn(step, "program_warning", str(params.get("message") or params.get("summary") or ""))
-    elif method == "mcpServer/startupStatus/updated" and params.get("status") == "failed":
-        _warn(step, "mcp_unavailable", f"MCP server {params.get('name')!r} did not start: {params.get('error')}")
+    elif method == "mcpServer/startupStatus/updated":
+        _server(step, str(params.get("name")), params)
     elif method == "serverRequest/resolved":
         forget(step, params.get("requestId"))
     elif params.get("threadId") != step.state["thread"]:
         _sub_agent(step, method, params)
     elif _current(step, method, params):
         _in_turn(step, method, params)
+
+
+def _server(step: Step, name: str, params: dict[str, Any]) -> None:
+    """An MCP server starts, has started, or will not."""
+    if params.get("status") == "starting":
+        return
+    if params.get("status") != "ready":
+        why = params.get("error") or params.get("status")
+        _warn(step, "mcp_server_failed", f"The MCP server {name!r} did not start; its tools are missing: {why}")
+    step.state["starting"] = [other for other in step.state["starting"] if other != name]
+    begin_if_ready(step)
 
 
 def _current(step: Step, method: str, params: dict[str, Any]) -> bool:

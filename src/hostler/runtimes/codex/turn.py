@@ -7,8 +7,10 @@ from hostler.types.events import ToolResult
 from hostler.types.runtime import Ended
 
 
-def begin(step: Step) -> None:
+def begin_if_ready(step: Step) -> None:
     turn = step.state["turn"]
+    if not turn or turn["input"] is None or not step.state["thread"] or step.state["starting"]:
+        return
     params = {"threadId": step.state["thread"], "input": turn["input"]}
     if turn["schema"] is not None:
         params["outputSchema"] = turn["schema"]

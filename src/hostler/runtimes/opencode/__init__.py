@@ -8,7 +8,7 @@ from typing import Any, Literal
 from hostler.runtimes import programs
 from hostler.runtimes.acp.codec import AcpCodec, Dialect
 from hostler.runtimes.opencode.history import history
-from hostler.runtimes.opencode.launch import DATABASE, HOST_PREFIX, failure, launch, on_permission
+from hostler.runtimes.opencode.launch import DATABASE, HOST_PREFIX, failed_server, failure, launch, on_permission
 from hostler.types.runtime import Capabilities, Codec, Launch, LaunchContext, NativeFile
 
 
@@ -52,6 +52,7 @@ class OpenCode:
                 commands=True,
                 permission=on_permission,
                 failure=failure,
+                failed_server=failed_server,
             )
         )
 

@@ -22,6 +22,7 @@ PLUGIN = "@opencode-ai/plugin"
 _READS = ("read", "glob", "grep", "list", "skill", "todowrite", "todoread")
 _AGENTS = ("build", "general", "explore", "plan")  # those that a model call can run as
 _NATIVE = {"write": "edit", "ls": "list", "web_search": "websearch", "web_fetch": "webfetch"}
+_UNAVAILABLE = re.compile(r'message="server unavailable" key=(?:"([^"]*)"|(\S+)) .*status=failed')
 _RULE = re.compile(r"(?P<tool>[\w*.-]+)(?::(?P<pattern>.+)|\((?P<quoted>.+)\))?", re.DOTALL)
 
 
@@ -54,7 +55,9 @@ def launch(ctx: LaunchContext) -> Launch:
     }
     if ctx.instructions:
         files[_instructions(ctx)] = ctx.instructions
-    return Launch((*ctx.program, "acp"), env, files)
+    # It tells of servers that do not start nowhere else.
+    logs = ("--print-logs", "--log-level", "WARN") if ctx.mcp_servers else ()
+    return Launch((*ctx.program, "acp", *logs), env, files)
 
 
 def config(ctx: LaunchContext) -> dict[str, Any]:
@@ -175,7 +178,11 @@ def on_permission(ctx: LaunchContext) -> str:
 
 
 def _servers(ctx: LaunchContext) -> dict[str, Any]:
-    servers = {name: _server(spec) for name, spec in ctx.mcp_servers.items()}
+    # Its one time limit holds for the start and for each call.
+    servers = {
+        name: _server({**spec, "timeout": int(1000 * spec["start_timeout"])} if "start_timeout" in spec else spec)
+        for name, spec in ctx.mcp_servers.items()
+    }
     if ctx.tool_url:
         servers[HOST_SERVER] = _server(
             {"url": ctx.tool_url, "headers": {"Authorization": f"Bearer {ctx.tool_token}"}, "timeout": DAY}
@@ -193,6 +200,12 @@ def _server(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _instructions(ctx: LaunchContext) -> str:
     return f"{ctx.files_dir}/instructions.md"
+
+
+def failed_server(line: str) -> str | None:
+    """The MCP server that did not start, if the line of the program's log says so."""
+    found = _UNAVAILABLE.search(line)
+    return found[1] or found[2] if found else None
 
 
 def failure(message: dict[str, Any]) -> ErrorInfo:

@@ -1,0 +1,75 @@
+"""``mcp_servers=``: those that do not start are said before the model is asked, on every program and every resume."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+import hostler
+from hostler.harness import Notice, Text
+from hostler.testing.model_server import ModelServer
+from tests.sessions.programs import CLAUDE, CODEX, OPENCODE, Program, ids
+
+SILENT = "import time; time.sleep(600)"
+GOOD = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    answers = {
+        "initialize": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "g", "version": "1"}},
+        "tools/list": {"tools": [{"name": "barn", "description": "Says what is in the barn.", "inputSchema": {"type": "object"}}]},
+    }
+    if "id" in asked:
+        known = answers.get(asked["method"])
+        answer = {"result": known} if known is not None else {"error": {"code": -32601, "message": "no"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
+"""
+
+
+def server(code: str, **more: Any) -> dict[str, Any]:
+    return {"command": sys.executable, "args": ["-c", code], **more}
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("program", [CLAUDE, CODEX, OPENCODE], ids=ids)
+def test_servers_that_do_not_start_are_said_before_the_model_is_asked(program: Program, models: ModelServer) -> None:
+    servers = {
+        "exits": server("raise SystemExit('no database')"),
+        "silent": server(SILENT, start_timeout=2),
+        "missing": {"command": "/nonexistent/server"},
+        "refused": {"url": "http://127.0.0.1:9/mcp"},
+        "good": server(GOOD),
+    }
+
+    def look(session: Any) -> list[str]:
+        """The servers that were said not to have started, before the first word of the answer."""
+        found = []
+        asked_before = len(models.calls)
+        for event in session.stream("Hello."):
+            if isinstance(event, Notice) and event.code == "mcp_server_failed":
+                found.append(next(name for name in servers if f"'{name}'" in event.message))
+                assert len(models.calls) == asked_before
+            elif isinstance(event, Text):
+                break
+        return sorted(found)
+
+    options = {**program.options(models), "mcp_servers": servers}
+    with hostler.agent_session(program.harness, **options) as session:
+        assert look(session) == ["exits", "missing", "refused", "silent"]
+        assert "barn" in str(models.calls[-1].body["tools"])
+        session.run("And now?")
+        state = session.stop()
+    if program is OPENCODE:
+        return  # a program of this kind takes seconds to start, and each process tells of its servers in the same way
+    with hostler.agent_resume(state, **program.options(models)) as session:
+        assert look(session) == ["exits", "missing", "refused", "silent"]
+        assert session.resumed == "native"
+
+
+@pytest.mark.parametrize("limit", [0, -1, "3"])
+def test_a_time_limit_that_is_none_is_refused(limit: Any) -> None:
+    with pytest.raises(TypeError, match="start_timeout"):
+        hostler.agent_session(CODEX.harness, model="m", mcp_servers={"a": {"command": "x", "start_timeout": limit}})
