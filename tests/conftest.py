@@ -51,6 +51,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Tables of what tests have recorded."""
     _resume_matrix(terminalreporter)
+    _probes(terminalreporter)
     _kills(terminalreporter)
 
 
@@ -87,6 +88,23 @@ def _resume_matrix(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"{'':24}" + "".join(f"{program:20}" for program in programs))
         for (_, case), outcomes in sorted(found.items()):
             terminalreporter.write_line(f"{case:24}" + "".join(f"{outcomes.get(p, ''):20}" for p in programs))
+
+
+def _probes(terminalreporter: Any) -> None:
+    """What agents could change under each mode, from what the probes have recorded."""
+    found: dict[tuple[str, str], dict[tuple[int, str], str]] = {}
+    for report in (r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)):
+        for name, value in report.user_properties if report.when == "call" else ():
+            if name == "probe":
+                number, way, program, mode, outcome = value
+                found.setdefault((program, mode), {})[number, way] = outcome
+    if found:
+        ways = sorted({way for outcomes in found.values() for way in outcomes})
+        terminalreporter.section("permission probes in local")
+        terminalreporter.write_line(f"{'':24}" + "".join(f"{way:21}" for _, way in ways))
+        for (program, mode), outcomes in found.items():
+            cells = "".join(f"{outcomes.get(way, ''):21}" for way in ways)
+            terminalreporter.write_line(f"{program + ' ' + mode:24}{cells}")
 
 
 @pytest.fixture(autouse=True)
