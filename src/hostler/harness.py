@@ -51,6 +51,7 @@ from .types.options import Options, OptionsDict
 from .types.result import ErrorInfo, FileEntry, FileRef, Persistence, Result, Usage
 from .types.runtime import AcpAgent, Capabilities, Harness, acp_agent
 from .types.state import State
+from .types.tools import ToolContext
 
 __all__ = [
     "Accepted",
@@ -104,6 +105,7 @@ __all__ = [
     "StoreError",
     "Text",
     "ToolCall",
+    "ToolContext",
     "ToolResult",
     "Usage",
     "acp_agent",

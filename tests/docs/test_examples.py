@@ -109,6 +109,53 @@ def test_the_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         assert all(turn[1:3] == ["done", "None"] and float(turn[3]) > 0 for turn in turns), turns
 
 
+SECTION = "## Tools and approvals\n"
+AFTER_SECTION = """
+from hostler.harness import Approval, CallbackFailed, Done, ToolResult
+NATIVE = {"CLAUDE_CODE": "mcp__host__%s", "CODEX": "%s", "OPENCODE": "host_%s"}["PROGRAM"]
+def call(name, **given):
+    more = {"namespace": "mcp__host"} if "PROGRAM" == "CODEX" else {}
+    return "@@" + json.dumps([{"tool": NATIVE % name, "args": given, **more}]) + "@@"
+asked = []
+def answer(approval):
+    asked.append(approval.input["count"])
+    return small_sales(approval)
+with hostler.agent_session(
+    Harness.PROGRAM, model="litellm_proxy/coder", tools=[bales, sell], permissions="ask", allow=["bales"], on_approval=answer
+) as s:
+    told = []
+    for prompt in (call("bales", feed="hay"), call("sell", feed="hay", count=3), call("sell", feed="hay", count=20)):
+        told += [(e.output, e.is_error) for e in s.run(prompt).events if isinstance(e, ToolResult)]
+    assert told == [("40", False), ("37 are left", False), ("Not allowed: The application said no.", True)], told
+    assert asked == [3, 20] and barn["hay"] == 37
+    assert s.files.read("sales.txt").startswith(b"3 bales of hay, call ")
+"""
+
+
+@pytest.mark.parametrize("program", ["CLAUDE_CODE", "CODEX", "OPENCODE"])
+def test_tools_and_approvals_are_the_same_on_every_program(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The README's section as it is written, with each program in it, and then what it says."""
+    page = (ROOT / "README.md").read_text()
+    section = page[page.index(SECTION) :].partition("\n## ")[0]
+    code = "".join(found["code"] for found in BLOCK.finditer(section)) + AFTER_SECTION
+    code = code.replace("Harness.CLAUDE_CODE", f"Harness.{program}").replace("PROGRAM", program)
+    with ModelServer(key=KEY, prices=PRICES) as models:
+        monkeypatch.setenv("LITELLM_PROXY_API_BASE", models.url)
+        monkeypatch.setenv("LITELLM_PROXY_API_KEY", KEY)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", f"import json, hostler\nfrom hostler import Harness\n{code}"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(models.calls) >= 7
+
+
 def test_the_pytest_example_passes(tmp_path: Path) -> None:
     ((_, code),) = blocks(ROOT / "docs" / "testing-your-app.md", "test")
     (tmp_path / "test_example.py").write_text(code)
