@@ -17,8 +17,7 @@ def refuse_unheld(runtime: Runtime, options: Options, *, confined: bool) -> None
     """Raise CapabilityUnsupported, naming the first rule that this program cannot hold in a sandbox that is ``confined``
     or not."""
     can = runtime.capabilities
-    own = [tool.__name__ for tool in options.tools]  # the tool server holds the rules about these
-    allow, deny = ([rule for rule in given if not is_about(rule, own)] for given in (options.allow, options.deny))
+    rules = {option: _for_program(options, option) for option in ("allow", "deny", "disable_tools")}
     wrong = None
     if options.permissions not in can.permissions and not (confined and options.permissions in _BY_MOUNTS):
         wrong = f"permissions={options.permissions!r} (it can hold: {', '.join(map(repr, can.permissions))})"
@@ -27,30 +26,31 @@ def refuse_unheld(runtime: Runtime, options: Options, *, confined: bool) -> None
         ("tools", bool(options.tools), can.tools),
         ("instructions", options.instructions is not None, can.instructions),
         ("mcp_servers", bool(options.mcp_servers), can.mcp_servers),
-        ("disable_tools", bool(options.disable_tools), can.disable_tools),
-        ("allow", bool(allow), can.allow_deny),
-        ("deny", bool(deny), can.allow_deny),
+        ("disable_tools", bool(rules["disable_tools"]), can.disable_tools),
+        ("allow", bool(rules["allow"]), can.allow_deny),
+        ("deny", bool(rules["deny"]), can.allow_deny),
         ("effort", options.effort is not None, can.effort),
         ("max_turns", options.max_turns is not None, can.max_turns),
     ):
         if given and not able:
             wrong = wrong or name
-    for option in ("allow", "deny", "disable_tools"):
-        wrong = wrong or _misnamed(runtime, options, option)
+    for option, written in rules.items():
+        wrong = wrong or _misnamed(runtime, option, written)
     if wrong:
         raise CapabilityUnsupported(f"{runtime.name} cannot hold {wrong}. Leave it out, or choose another program.")
 
 
-def _misnamed(runtime: Runtime, options: Options, option: str) -> str | None:
+def _for_program(options: Options, option: str) -> list[str]:
+    """Rules but for those about the app's own tools, which the tool server holds."""
+    own = [getattr(tool, "__name__", "") for tool in options.tools]
+    return [rule for rule in getattr(options, option) if not is_about(rule, own)]
+
+
+def _misnamed(runtime: Runtime, option: str, rules: list[str]) -> str | None:
     """The first of these rules that would hold nothing, in words."""
-    own = {getattr(tool, "__name__", "") for tool in options.tools}
     known = runtime.tool_names
-    for rule in getattr(options, option):
+    for rule in rules:
         name = rule.replace("(", ":").partition(":")[0].strip()
-        if name in own:
-            if option == "allow":
-                continue  # it is allowed
-            return f"{option}=[{rule!r}]: it is a tool of the app's own, which the app need not offer"
         if known is not None and name not in known and not name.startswith("mcp__"):
             close = difflib.get_close_matches(name, sorted(known), n=3) or sorted(n for n in known if n.islower())
             return f"{option}=[{rule!r}], since it has no tool {name!r} (it has {', '.join(close)})"

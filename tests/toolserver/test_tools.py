@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.programs import ALL, CLAUDE, FAKE_PROGRAM, REAL, Program, ids
+from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, REAL, Program, ids
 from tests.toolserver.app import pay, who
 
 import hostler
@@ -41,8 +41,9 @@ def calling(program: Program, *calls: tuple[str, dict[str, Any]], shell: str | N
     if program.fake:
         steps: list[dict[str, Any]] = [{"mcp": name, "arguments": given} for name, given in calls]
         return json.dumps([*([{"shell": shell}] if shell else []), *steps, {"text": "done"}])
-    if program is CLAUDE:
-        steps = [{"tool": f"mcp__host__{name}", "args": given} for name, given in calls]
+    if program is not CODEX:
+        prefix = "mcp__host__" if program is CLAUDE else "host_"
+        steps = [{"tool": f"{prefix}{name}", "args": given} for name, given in calls]
     else:
         steps = [{"tool": name, "namespace": "mcp__host", "args": given} for name, given in calls]
     return f"@@{json.dumps([*([{'shell': shell}] if shell else []), *steps])}@@"
@@ -84,8 +85,9 @@ def test_the_agent_calls_functions_of_the_app(program: Program, permissions: Any
         assert asked == (words if permissions == "ask" else [])  # once each, and not for what cannot be called
         calls = [e for e in result.events if isinstance(e, ToolCall)]
         if not program.fake:
+            prefix = "host_" if program is OPENCODE else "mcp__host__"
             assert [(c.name, c.native_name, c.builtin) for c in calls] == [
-                (name, f"mcp__host__{name}", False) for name in ("lookup", "alookup", "lookup", "lookup")
+                (name, f"{prefix}{name}", False) for name in ("lookup", "alookup", "lookup", "lookup")
             ]
             assert calls[0].input == {"word": "ab", "times": 2}
             assert "abab" in json.dumps(models.calls[-1].body)  # it came to the model

@@ -56,7 +56,7 @@ def launch(ctx: LaunchContext) -> Launch:
     if ctx.instructions:
         files[_instructions(ctx)] = ctx.instructions
     # It tells of servers that do not start nowhere else.
-    logs = ("--print-logs", "--log-level", "WARN") if ctx.mcp_servers else ()
+    logs = ("--print-logs", "--log-level", "WARN") if ctx.mcp_servers or ctx.tool_url else ()
     return Launch((*ctx.program, "acp", *logs), env, files)
 
 
