@@ -386,3 +386,13 @@ def test_a_new_conversation_begins_in_the_process_that_runs() -> None:
     (_, prompt) = talk.sent[-1]
     assert (prompt["method"], prompt["params"]["sessionId"]) == ("session/prompt", "S2")
     assert prompt["params"]["prompt"] == [{"type": "text", "text": "two"}]
+
+
+def test_a_server_that_did_not_start_is_told_by_the_agents_log_in_pieces() -> None:
+    talk = Talk(RUNTIME.codec).joined()
+    line = b'level=WARN message="server unavailable" key=barn type=local status=failed\n'
+    for piece in (b"level=INFO message=x\n" + line[:30], line[30:50], line[50:] + b"more", b"\n" * 3, b"\xff" * 5000):
+        talk._take(talk.codec.fold(talk.state, Frame(9, "err", piece)))
+    (notice,) = of(talk.events, Notice)
+    assert (notice.code, "'barn'" in notice.message) == ("mcp_server_failed", True)
+    assert len(json.dumps(talk.state)) < 20_000  # what has no end of a line is not kept for ever

@@ -430,3 +430,33 @@ def test_the_history_of_a_fork_goes_on_from_its_originals() -> None:
     assert said == {"a": ["one", "two", "three"], "b": ["one", "two", "four"], "c": ["one", "five"], "e": ["seven"]}
     with pytest.raises(CapabilityUnsupported, match="gone"):
         RUNTIME.history(files, "d")
+
+
+def servers(talk: Talk) -> list[str]:
+    return [e.message for e in talk.events if isinstance(e, Notice) and e.code == "mcp_server_failed"]
+
+
+def test_a_turn_begins_when_it_is_known_which_servers_have_started() -> None:
+    talk = Talk(mcp_servers={"a": {"command": "x"}, "b": {"command": "y"}, "c": {"command": "z"}}).joined()
+    talk.say(Prompt("t1", "go"))
+    status = "mcpServer/startupStatus/updated"
+    for name in ("a", "b", "c"):
+        talk.told(status, name=name, status="starting", error=None)
+    talk.told(status, name="host", status="ready")  # the host's own is not waited for
+    talk.told(status, name="b", status="failed", error="no such file").told(status, name="a", status="ready")
+    assert "t1" not in talk.said()
+    talk.told(status, name="c", status="cancelled")
+    assert talk.said().count("t1") == 1
+    assert servers(talk) == [
+        "The MCP server 'b' did not start; its tools are missing: no such file",
+        "The MCP server 'c' did not start; its tools are missing: cancelled",
+    ]
+    talk.told(status, name="c", status="ready")  # later
+    assert talk.said().count("t1") == 1
+
+
+def test_a_turn_that_waits_for_servers_can_be_interrupted() -> None:
+    talk = Talk(mcp_servers={"a": {"command": "x"}}).joined().say(Prompt("t1", "go")).say(Interrupt())
+    assert [e.stop_reason for e in talk.events if isinstance(e, Ended)] == ["interrupted"]
+    talk.told("mcpServer/startupStatus/updated", name="a", status="ready")
+    assert "t1" not in talk.said()

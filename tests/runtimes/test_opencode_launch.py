@@ -12,7 +12,7 @@ from tests.runtimes.recorded import context
 
 from hostler.runtimes import runtime_for
 from hostler.runtimes.opencode import RUNTIME
-from hostler.runtimes.opencode.launch import permission
+from hostler.runtimes.opencode.launch import failed_server, permission
 from hostler.types.errors import CapabilityUnsupported, HarnessInstallFailed
 from hostler.types.runtime import Harness
 
@@ -36,11 +36,25 @@ def test_it_is_found_where_it_is_named_or_on_path() -> None:
 
 def test_secrets_are_in_no_argument_and_no_variable() -> None:
     launch = RUNTIME.launch(context(tool_url="http://tools.invalid/mcp", tool_token="a-tool-token"))
-    assert launch.argv == ("agent", "acp")
+    assert launch.argv == ("agent", "acp", "--print-logs", "--log-level", "WARN")
     assert not any("a-token" in value or "a-tool-token" in value for value in launch.env.values())
     made = json.loads(launch.files[CONFIG])
     assert made["provider"]["hostler"]["options"]["apiKey"] == "a-token"
     assert made["mcp"]["host"]["headers"] == {"Authorization": "Bearer a-tool-token"}
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('time=1 level=WARN run=9 message="server unavailable" key=exits type=local status=failed', "exits"),
+        ('level=WARN message="server unavailable" key="my server" type=remote status=failed', "my server"),
+        ('level=WARN message="server unavailable" key=later type=remote status=needs_auth', None),
+        ('level=ERROR message="something else" key=exits status=failed', None),
+        ("", None),
+    ],
+)
+def test_a_server_that_did_not_start_is_in_the_log(line: str, name: str | None) -> None:
+    assert failed_server(line) == name
 
 
 def test_the_configuration() -> None:
