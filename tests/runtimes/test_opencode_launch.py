@@ -102,6 +102,13 @@ def test_permissions(permissions: str, confined: bool, expected: dict[str, str])
     assert decided(rules, "host_look") == "allow"
 
 
+@pytest.mark.parametrize(("mode", "outside"), [("edit", "deny"), ("ask", "ask")])
+def test_results_may_be_read_as_the_workspace_may(mode: str, outside: str) -> None:
+    rules = permission(context(permissions=mode, artifacts="/s/a-1/artifacts"))
+    assert decided(rules, "external_directory", "/s/a-1/artifacts/tool-results/look/1.json") == "allow"
+    assert decided(rules, "external_directory", "/s/a-1/private/x") == outside
+
+
 def test_skills_may_be_read_and_not_changed() -> None:
     assert config(skills="/s/a-1/skills")["skills"] == {"paths": ["/s/a-1/skills"]}
     assert "skills" not in config()

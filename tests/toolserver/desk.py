@@ -26,9 +26,10 @@ class MemoryDesk:
     files: dict[str, bytes] = field(default_factory=dict)
     full: bool = False
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def now(self) -> Now | None:
-        return None if self.turn is None else Now(self.turn, self.stopping, self.loop)
+        return None if self.turn is None else Now(self.turn, self.stopping, self.over, self.loop)
 
     def shows(self, tool: str) -> bool:
         return tool not in self.hidden

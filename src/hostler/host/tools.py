@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -39,6 +39,7 @@ class _Turn:
     rules: Mapping[str, Any]
     extra_body: Any
     loop: asyncio.AbstractEventLoop | None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class SessionTools:
@@ -79,7 +80,7 @@ class SessionTools:
     def end_turn(self) -> None:
         """The turn is over, and so is what it still called."""
         if self._turn is not None:
-            self._turn.running.stopping.set()
+            self._turn.over.set()
             self._turn.running.drop_questions()
             self._turn = None
 
@@ -96,7 +97,7 @@ class SessionTools:
         turn = self._turn
         if turn is None or self._live.running is not turn.running:
             return None
-        return Now(turn.running.turn, turn.running.stopping, turn.loop)
+        return Now(turn.running.turn, turn.running.stopping, turn.over, turn.loop)
 
     def shows(self, tool: str) -> bool:
         rules = self._turn.rules if self._turn is not None else self._live.rules

@@ -34,12 +34,17 @@ OUTCOME_UNKNOWN = ToolAnswer(
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The turn that calls belong to at this moment. ``stopping`` is set when its end is wanted; async functions run on
-    ``loop``."""
+    """The turn that calls belong to at this moment. ``stopping`` is set when its end is wanted, ``over`` when it has
+    ended; async functions run on ``loop``."""
 
     turn: str
     stopping: asyncio.Event
+    over: asyncio.Event
     loop: asyncio.AbstractEventLoop | None
+
+    @property
+    def ending(self) -> bool:
+        return self.stopping.is_set() or self.over.is_set()
 
 
 class Desk(Protocol):
@@ -176,7 +181,7 @@ class Calls:
         verdict = await self._desk.permit(call)
         if not verdict.allow:
             return ToolAnswer(f"Not allowed: {verdict.reason or 'the rules of this session forbid it.'}", is_error=True)
-        if now.stopping.is_set():
+        if now.ending:
             return ENDED
         if (before := await self._desk.begin(call)) is not None:
             return before
@@ -188,15 +193,15 @@ class Calls:
         if tool.context is not None:
             given = {**given, tool.context: self._desk.context(call, cancel)}
         work = asyncio.create_task(_outcome(partial(tool.function, **given), now.loop))
-        stop = asyncio.create_task(now.stopping.wait())
+        ends = [asyncio.create_task(event.wait()) for event in (now.stopping, now.over)]
         try:
-            await asyncio.wait({work, stop}, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, *ends}, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 value, error = work.result()
                 if error is None:
                     return await self._told(call, value)
                 why = f"{type(error).__name__}: {error}"
-            elif now.stopping.is_set():
+            elif now.ending:
                 return ENDED
             else:
                 why = f"it took longer than {self._timeout:g} s"
@@ -204,9 +209,9 @@ class Calls:
             why = f"{type(error).__name__}: {error}"
         finally:
             cancel.set()
-            for task in (work, stop):
+            for task in (work, *ends):
                 task.cancel()
-            await asyncio.gather(work, stop, return_exceptions=True)
+            await asyncio.gather(work, *ends, return_exceptions=True)
         _log.warning("The tool %s failed: %s", tool.name, why)
         self._desk.failed(CallbackFailed(f"tool {tool.name}", why))
         return ToolAnswer(f"The tool failed: {why}", is_error=True)

@@ -58,6 +58,7 @@ def launch(ctx: LaunchContext) -> Launch:
 
 
 def _permissions(ctx: LaunchContext) -> list[str]:
+    beside = [part for folder in ctx.beside for part in ("--add-dir", folder)]
     match ctx.permissions:
         case "full":
             return ["--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
@@ -65,8 +66,7 @@ def _permissions(ctx: LaunchContext) -> list[str]:
             return ["--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
         case "edit":
             names = ",".join((*tools.READERS, *tools.WRITERS, *_more(ctx)))
-            more = [part for folder in ctx.beside for part in ("--add-dir", folder)]
-            return [*more, "--tools", names, "--permission-mode", "acceptEdits", "--permission-prompts", "none"]
+            return [*beside, "--tools", names, "--permission-mode", "acceptEdits", "--permission-prompts", "none"]
         case "read-only" if ctx.confined:  # its shell can change nothing
             names = ",".join((*tools.READERS, "Bash", "Agent"))
             return ["--tools", names, "--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
@@ -74,7 +74,7 @@ def _permissions(ctx: LaunchContext) -> list[str]:
             names = ",".join((*tools.READERS, *_more(ctx)))
             return ["--tools", names, "--permission-mode", "dontAsk", "--permission-prompts", "none"]
         case "ask":
-            return ["--permission-mode", "manual", "--permission-prompt-tool", "stdio"]
+            return [*beside, "--permission-mode", "manual", "--permission-prompt-tool", "stdio"]
 
 
 def _more(ctx: LaunchContext) -> list[str]:

@@ -132,7 +132,7 @@ def permission(ctx: LaunchContext) -> dict[str, Any]:
             }
         case "ask":
             # What a sub-agent asks reaches nobody: its turn would hang.
-            outside = _outside(ctx, "ask")
+            outside = _outside(ctx, "ask", *ctx.beside)
             out = {"*": "ask", **reads, "external_directory": outside, "doom_loop": "deny", "task": "deny", **host}
     _add(out, ctx.allow, "allow")
     _add(out, ctx.deny, "deny")
