@@ -165,14 +165,18 @@ def test_cancel_at_any_moment_runs_a_call_at_most_once(models: ModelServer) -> N
         return word
 
     options = {**FAKE_PROGRAM.options(models), "permissions": "ask", "on_approval": lambda a: True}
-    with hostler.agent_session(FAKE, tools=[pay], **options) as session:
-        for number in range(30):
-            stream = session.stream(calling(FAKE_PROGRAM, ("pay", {"word": str(number)})))
+    state: State | None = None
+    for round in range(6):
+        opened = hostler.agent_resume(state, tools=[pay], **options) if state else None
+        session = opened or hostler.agent_session(FAKE, tools=[pay], **options)
+        for number in range(5):
+            stream = session.stream(calling(FAKE_PROGRAM, ("pay", {"word": f"{round}.{number}"})))
             time.sleep(random.random() * 0.08)
             stream.cancel()
             list(stream)
             assert stream.result.stop_reason in ("cancelled", "done")
         state = session.detach()
+    assert state is not None
     with hostler.agent_resume(state, tools=[pay], **options) as session:
         assert session.run("[]").stop_reason == "done"
     assert set(runs.values()) <= {1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -131,8 +132,9 @@ class Calls:
             under_way.waiting -= 1
             if not under_way.task.done():
                 asyncio.get_running_loop().call_later(_REJOIN, self._abandon, under_way)
-        if answer == ENDED:
-            await asyncio.sleep(_HOLD)
+        if answer == ENDED:  # not unanswered when the turn is over: the request would be given to the next turn
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(now.over.wait(), _HOLD)
         self._delivered[call.key] = request
         return answer
 
