@@ -38,7 +38,7 @@ def bales(feed: str) -> int:
 )
 def test_a_misspelt_tool_is_refused_with_the_near_names(option: str, rule: str, near: str) -> None:
     with pytest.raises(CapabilityUnsupported, match=option) as caught:
-        refuse_unheld(CLAUDE_CODE, Options.of({option: [rule]}))
+        refuse_unheld(CLAUDE_CODE, Options.of({option: [rule]}), confined=False)
     assert repr(rule) in str(caught.value)
     assert near in str(caught.value)
 
@@ -48,18 +48,18 @@ RIGHT = ["bash", "bash:git *", "Bash(git *)", "Bash(a:b)", "edit:src/**", "web_f
 
 @pytest.mark.parametrize("rule", [*RIGHT, " bash ", "mcp__files__read", "mcp__my-server", "Skill"])
 def test_what_it_knows_passes(rule: str) -> None:
-    refuse_unheld(CLAUDE_CODE, Options.of({"allow": [rule], "deny": [rule], "disable_tools": [rule]}))
+    refuse_unheld(CLAUDE_CODE, Options.of({"allow": [rule], "deny": [rule], "disable_tools": [rule]}), confined=False)
 
 
 def test_rules_about_the_apps_own_tools_are_held_by_the_tool_server() -> None:
     for runtime in (CLAUDE_CODE, FAKE_PROGRAM.harness):
         for option in ("allow", "deny", "disable_tools"):
             for rule in ("bales", "bales(hay*)", "mcp__host__bales"):
-                refuse_unheld(runtime, Options.of({"tools": [bales], option: [rule]}))
+                refuse_unheld(runtime, Options.of({"tools": [bales], option: [rule]}), confined=False)
             with pytest.raises(CapabilityUnsupported, match="no tool 'bale'"):
-                refuse_unheld(CLAUDE_CODE, Options.of({"tools": [bales], option: ["bale"]}))
+                refuse_unheld(CLAUDE_CODE, Options.of({"tools": [bales], option: ["bale"]}), confined=False)
             with pytest.raises(CapabilityUnsupported, match="no tool 'bales'"):
-                refuse_unheld(CLAUDE_CODE, Options.of({option: ["bales"]}))
+                refuse_unheld(CLAUDE_CODE, Options.of({option: ["bales"]}), confined=False)
 
 
 @pytest.mark.parametrize("bad", [[7], [None], [["bash"]]])

@@ -210,8 +210,8 @@ def test_large_results_are_files_and_arguments_may_be_large(program: Program, mo
         assert not bad
         assert '2000 of {"id": integer, "name": string}' in text
         path = text.splitlines()[0].removeprefix("The result was put into the file ")
-        assert json.loads(Path(path).read_text()) == rows
-        assert counted.split()[0] == str(os.path.getsize(path))
+        assert json.loads(session.files.read(path)) == rows
+        assert counted.split()[0] == str(len(session.files.read(path)))
         (file,) = result.artifacts
         assert file.path.startswith("/artifacts/tool-results/table/")
         assert json.loads(session.artifacts.read(file.path)) == rows

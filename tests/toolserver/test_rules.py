@@ -112,9 +112,11 @@ def test_denied_is_denied_and_ask_asks_also_by_hand(program: Program, models: Mo
 
 @pytest.mark.parametrize("program", ALL, ids=ids)
 def test_a_token_is_worth_nothing_at_another_sessions_address(
-    program: Program, models: ModelServer, workspace: Path
+    program: Program, models: ModelServer, workspace: Path, tmp_path: Path
 ) -> None:
-    shutil.copy(THIEF, workspace)
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(THIEF, workspace), shutil.copy(THIEF, other)
     ran: list[str] = []
 
     def look(what: str) -> str:
@@ -125,13 +127,15 @@ def test_a_token_is_worth_nothing_at_another_sessions_address(
     box = hostler.sandbox.local(workspace)
     with (
         hostler.agent_session(program.harness, tools=[look], sandbox=box, **options) as first,
-        hostler.agent_session(FAKE, tools=[look], **FAKE_PROGRAM.options(models)) as second,
+        hostler.agent_session(
+            FAKE, tools=[look], sandbox=hostler.sandbox.local(other), **FAKE_PROGRAM.options(models)
+        ) as second,
     ):
         url, token = gave(first.run(by_hand(program, None)))
         job = {"name": "look", "arguments": {"what": "a"}}
         script = [
             sys.executable,
-            str(workspace / "thief.py"),
+            "thief.py",
             json.dumps([{**job, "token": token}, {**job, "url": url}]),
         ]
         stolen = second.run(json.dumps([{"shell": " ".join(map(shlex.quote, script))}, {"text": "done"}]))
