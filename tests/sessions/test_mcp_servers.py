@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +36,9 @@ def server(code: str) -> dict[str, Any]:
 @pytest.mark.real
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("program", [CLAUDE, CODEX, OPENCODE], ids=ids)
-def test_servers_that_do_not_start_are_said_before_the_answer(program: Program, models: ModelServer) -> None:
+def test_servers_that_do_not_start_are_said_before_the_answer(
+    program: Program, models: ModelServer, workspace: Path
+) -> None:
     servers = {
         "exits": server("raise SystemExit('no database')"),
         "silent": server(SILENT),
@@ -56,15 +59,17 @@ def test_servers_that_do_not_start_are_said_before_the_answer(program: Program, 
                 break
         return sorted(found)
 
+    # A confined sandbox refuses a command that is not there before anything starts.
+    box = hostler.sandbox.local(workspace)
     options = {**program.options(models), "mcp_servers": servers}
-    with hostler.agent_session(program.harness, **options) as session:
+    with hostler.agent_session(program.harness, sandbox=box, **options) as session:
         assert look(session) == ["exits", "missing", "refused", "silent"]
         assert "barn" in str(models.calls[-1].body["tools"])
         session.run("And now?")
         state = session.stop()
     if program is OPENCODE:
         return  # a program of this kind takes seconds to start, and each process tells of its servers in the same way
-    with hostler.agent_resume(state, **program.options(models)) as session:
+    with hostler.agent_resume(state, sandbox=box, **program.options(models)) as session:
         assert look(session) == ["exits", "missing", "refused", "silent"]
         assert session.resumed == "native"
 
