@@ -209,7 +209,7 @@ def _event(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[Codec
             return state, [Notice("late_end", f"The fake program ended turn {m['turn']} once more.")]
         case "end":
             error = ErrorInfo(**m["error"]) if m["error"] else None
-            ended = Ended(m["stop"], m["text"], m["output"], error, m["at"])
+            ended = Ended(m["stop"], m["text"], m["output"], error, m.get("at"))
             return {**state, "turn": None, "asks": {}}, [ended]
     if event is None:
         return state, []
