@@ -118,6 +118,7 @@ class Player:
 
     def __init__(self, inbox: Inbox, options: dict[str, Any], memory: list[str]) -> None:
         self.inbox, self.options, self.memory = inbox, options, memory
+        self.written = 0  # messages in the file of the conversation
         self.turn = ""
         self.count = 0
         self.images = 0
@@ -432,7 +433,7 @@ def agent(options: dict[str, Any]) -> int:
     source, at = options.get("resume"), options.get("fork_at")
     session = options["session"] if at else source or options["session"]
     path = os.path.join(folder, f"{session}.jsonl")
-    memory: list[str] = []
+    messages: list[dict[str, str]] = []
     os.makedirs(folder, exist_ok=True)
     if source:
         try:
@@ -446,9 +447,9 @@ def agent(options: dict[str, Any]) -> int:
             messages = messages[: int(at)]
             for message in messages:
                 remember(path, message["role"], message["content"])
-        memory = [m["content"] for m in messages if m["role"] == "user"]
     inbox = Inbox()
-    player = Player(inbox, options, memory)
+    player = Player(inbox, options, [m["content"] for m in messages if m["role"] == "user"])
+    player.written = len(messages)
     greeted = False
     while True:
         if inbox.hello and not greeted:
@@ -478,7 +479,8 @@ def turn(prompt: dict[str, Any], player: Player, path: str) -> None:
     text = "".join(player.said)
     player.memory.append(prompt["text"])
     remember(path, "assistant", text)
-    end = {"stop": stop, "text": text, "output": player.output, "error": error, "at": str(len(read_session(path)))}
+    player.written += 2
+    end = {"stop": stop, "text": text, "output": player.output, "error": error, "at": str(player.written)}
     write_line({"ev": "end", "turn": prompt["turn"], **end})
 
 
