@@ -166,7 +166,7 @@ def processes_of(state_dir: Path) -> list[psutil.Process]:
         if process.pid != os.getpid() and (
             str(state_dir) in environment.get("HOME", "")
             or any(str(state_dir) in a for a in line)
-            or ("HOSTLER_RUN" in environment and "/".join(state_dir.parts[-2:]) + "/" in _home(process.pid))
+            or ("HOSTLER_RUN" in environment and "/".join(state_dir.parts[-3:]) + "/" in _home(process.pid))
         ):
             found.append(process)
     return found
