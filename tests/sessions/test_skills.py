@@ -168,7 +168,7 @@ def test_a_program_without_instructions_is_told_once(models: ModelServer, tmp_pa
     runtime = AcpRuntime(["agent"])
     rules = {"skills": [{"name": "feeding", "description": "Feeds", "files": []}], "output": None}
     sandbox: Any = type("Box", (), {"workdir": "/session"})()
-    place = Place(runtime, sandbox, None, rules, None, False, None, 1, 1, 1)  # type: ignore[arg-type]
+    place = Place(runtime, sandbox, None, rules, None, False, None, frozenset(), 1, 1, 1)  # type: ignore[arg-type]
     turn = Turn("t", 1, "k", "h", "queued", 1, {"prompt": "Hello."}, None, None, ())
     said = Saying("Hello.", [])
 
