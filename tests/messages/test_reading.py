@@ -184,3 +184,31 @@ def test_the_inbox_holds_all_but_the_bytes() -> None:
     assert keys(again) == keys(messages)
     assert again[:-1] == messages[:-1]
     assert again[-1].files == (File(messages[-1].files[0].digest, "a.bin", "a/b"),)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "parts": [{"type": "tool-x", "input": {}, "errorText": "e\ud800"}]},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "\ud800"}}]},
+        {"role": "user", "content": [{"type": "file", "data": b"x", "filename": "\ud800", "mediaType": "\ud800"}]},
+        {"role": "user", "content": [{"type": "file", "url": "https://example.com/\ud800"}]},
+        {"role": "user", "id": "\ud800", "content": "x"},
+    ],
+)
+def test_half_characters_are_nowhere_in_what_is_read(message: dict[str, Any]) -> None:
+    for said in read([message, {"role": "user", "content": "y"}]).messages:
+        for part in said.parts:
+            texts = [part] if isinstance(part, str) else [v for v in vars_of(part) if isinstance(v, str)]
+            for text in [*texts, said.id or ""]:
+                text.encode()
+
+
+def vars_of(part: Any) -> list[Any]:
+    return [getattr(part, name) for name in part.__dataclass_fields__]
+
+
+def test_a_tools_data_that_is_no_json_is_named() -> None:
+    message = {"role": "assistant", "parts": [{"type": "tool-x", "input": {1: 1, "a": 2}}]}
+    with pytest.raises(ValueError, match="no JSON"):
+        read([message, {"role": "user", "content": "y"}])

@@ -67,7 +67,7 @@ def read(messages: Any) -> Transcript:
 
 def _id(given: Mapping[str, Any]) -> str | None:
     id = given.get("id")
-    return id if isinstance(id, str) and id else None
+    return _clean(id) if isinstance(id, str) and id else None
 
 
 # ---- the assistant's side ----------------------------------------------------------------------------------------
@@ -140,14 +140,14 @@ def _result(said: list[Message], calls: dict[str, tuple[int, int]], id: Any, par
 
 def _use(name: Any, part: Mapping[str, Any]) -> ToolUse:
     given = part.get("input", part.get("args"))
-    return ToolUse(_clean(str(name or "tool")), given if isinstance(given, str) else _json(given or {}))
+    return ToolUse(_clean(str(name or "tool")), _clean(given) if isinstance(given, str) else _json(given or {}))
 
 
 def _ui_tool(part: Mapping[str, Any], kind: str) -> ToolUse:
     name = part.get("toolName") or kind.removeprefix("tool-")
     failed = part.get("errorText")
     done = part.get("output", part.get("result"))
-    output = str(failed) if failed else None if done is None else _output(done)
+    output = _clean(str(failed)) if failed else None if done is None else _output(done)
     return replace(_use(name, part), output=output)
 
 
@@ -208,8 +208,10 @@ def _file(part: Mapping[str, Any], kind: str, where: str) -> File:
             f"{where} is a {kind} without its content: give a data URL, a URL, base64 or bytes "
             "(an id of a file that a provider keeps cannot be read from here)."
         )
+    media, name = (None if text is None else _clean(text) for text in (media, name))
     if not isinstance(content, str):
         return _of_bytes(bytes(content), name, media)
+    content = _clean(content)
     if found := _DATA_URL.fullmatch(content):
         data = urllib.parse.unquote_to_bytes(found["data"])
         if found["rest"].endswith(";base64"):
@@ -252,4 +254,7 @@ def _clean(text: str) -> str:
 
 
 def _json(value: Any) -> str:
-    return _clean(json.dumps(value, ensure_ascii=False, sort_keys=True, default=str))
+    try:
+        return _clean(json.dumps(value, ensure_ascii=False, sort_keys=True, default=str))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"The data of a tool is no JSON: {error}.") from None

@@ -39,9 +39,10 @@ def told(messages: Sequence[Message], *, seed: bool, images: bool = False, limit
     cut = f"{left_out} of {len(pictures)} pictures were given by path only." if left_out else None
     if not before:
         return Told(ending, given, cut)
-    tag = _tag(messages)
-    transcript, shortened = _transcript([m for m in before if m is not None], tag, given, limit)
-    head = f"{_SEEDED if seed else _ADDED}\n\n<transcript>\n{transcript}\n</transcript>\n\n"
+    number = _number(messages)
+    transcript, shortened = _transcript([m for m in before if m is not None], f"message{number}", given, limit)
+    outer = f"transcript{number}"
+    head = f"{_SEEDED if seed else _ADDED}\n\n<{outer}>\n{transcript}\n</{outer}>\n\n"
     tail = f"The user's new message:\n\n{ending}" if last is not None else "Go on from there."
     return Told(head + tail, given, " ".join(filter(None, (shortened, cut))) or None)
 
@@ -119,17 +120,20 @@ def _newest(pictures: Sequence[File]) -> tuple[File, ...]:
     return tuple(pictures[first:])
 
 
-def _tag(messages: Sequence[Message]) -> str:
-    """A name for the marks between messages that stands in none of them: nobody can speak in another's name."""
+def _number(messages: Sequence[Message]) -> str:
+    """What makes the marks around and between messages stand in none of them: nobody can speak in another's name."""
     texts = [t for m in messages for p in m.parts for t in _texts(p)]
-    used = {int(n or 1) for text in texts for n in re.findall(r"</?message(\d{0,9})", text)}
-    return "message" if not used else f"message{max(used) + 1}"
+    used = {number for text in texts for number in re.findall(r"</?(?:message|transcript)(\d*)", text)}
+    number = 0
+    while (str(number) if number else "") in used:
+        number += 1
+    return str(number) if number else ""
 
 
 def _texts(part: str | ToolUse | File) -> tuple[str, ...]:
     if isinstance(part, ToolUse):
-        return (part.input, part.output or "")
-    return (part,) if isinstance(part, str) else ()
+        return (part.name, part.input, part.output or "")
+    return (part,) if isinstance(part, str) else (part.path or "", part.name or "", part.media_type or "")
 
 
 def _whole(text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..types.errors import PathError, PersistenceError
-from ..workspace.confined import Root, make_folder
+from ..workspace.confined import Root, make_folder, split
 from ..workspace.scan import Entry, entry_of, inside, scan, settle
 from .comparison import Row, Version, parents
 from .dirs import VIRTUAL
@@ -207,7 +207,12 @@ def is_text(path: str) -> bool:
 def _unfit(path: str, entry: Entry) -> str | None:
     if not stat.S_ISREG(entry[0]):
         return "is a link" if stat.S_ISLNK(entry[0]) else "is no regular file"
-    return None if is_text(path) else "has a name that is no UTF-8"
+    if not is_text(path):
+        return "has a name that is no UTF-8"
+    try:
+        return None if "/".join(split(path)) == path else "has a name that is no plain path"
+    except PathError:  # the storage would refuse it, and with it everybody who loads from there
+        return "has a name that is refused as a path"
 
 
 _NO_ROW = Row()
