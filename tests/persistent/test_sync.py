@@ -393,10 +393,26 @@ def test_what_the_app_loads_is_checked(files: Any, says: str, tmp_path: Path) ->
         Session(tmp_path, dir).refresh()
 
 
-def test_a_cursor_is_json(tmp_path: Path) -> None:
-    dir = hostler.persistent_dir("notes", load=lambda ctx: ({}, object()), commit="read-only")
+def deep() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("cursor", [object, lambda: float("nan"), deep], ids=["object", "nan", "deep"])
+def test_a_cursor_is_json(cursor: Any, tmp_path: Path) -> None:
+    dir = hostler.persistent_dir("notes", load=lambda ctx: ({}, cursor()), commit="read-only")
     with pytest.raises(hostler.PersistenceError, match="JSON"):
         Session(tmp_path, dir).refresh()
+
+
+@pytest.mark.parametrize("listed", [None, 3, [["a"]]], ids=str)
+def test_a_list_is_of_paths(listed: Any, tmp_path: Path) -> None:
+    store = Shelf({"a": b"x"})
+    store.list = lambda ctx: listed  # type: ignore[method-assign]
+    with pytest.raises(hostler.PersistenceError, match=r"list of the persistent dir .* not a dict or list of paths"):
+        Session(tmp_path, store.dir()).refresh()
 
 
 @pytest.mark.parametrize("what", ["load", "list", "read", "write", "delete"])

@@ -88,7 +88,10 @@ class Backing:
 
     def _listed(self, value: Any, rows: Mapping[str, Row]) -> Theirs:
         if not isinstance(value, Mapping):
-            value = dict.fromkeys(value)
+            try:
+                value = dict.fromkeys(value)
+            except TypeError:
+                raise self._calls.wrong("list", f"gave {type(value).__name__}, not a dict or list of paths") from None
         self._check(value, rows)
         versions = {
             path: None if version is None else self._json(version, f"The version of {path!r}")

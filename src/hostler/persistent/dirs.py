@@ -205,8 +205,8 @@ def checked(dirs: Any) -> tuple[PersistentDir, ...]:
 def json_text(value: Any, what: str) -> str:
     """A version or a cursor as it is kept. Raises TypeError for what is no JSON."""
     try:
-        return json.dumps(value, sort_keys=True)
-    except (TypeError, ValueError) as error:
+        return json.dumps(value, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"{what} must be a JSON value: {error}") from None
 
 
