@@ -316,8 +316,12 @@ class LiveSession:
         self._calls.clear()
         self._joined.clear()
 
+    def _call_of(self, turn: StoredTurn) -> Call:
+        """What this process brought for the turn; nothing for one that another process accepted."""
+        return self._calls.get(turn.id) or self._joined.get(turn.id) or Call()
+
     async def _run(self, turn: StoredTurn, lease: Lease) -> None:
-        call = self._calls.get(turn.id) or self._joined.get(turn.id) or Call()
+        call = self._call_of(turn)
         rules = {**self.rules, **turn.input["rules"]}
         recovered = turn.status == "running"
         running = self.running = Running(turn.id)
@@ -466,7 +470,7 @@ class LiveSession:
         for problem in collected.problems:
             events.append((Notice("artifact_not_kept", problem), None))
             running.events.append(events[-1])
-        call = self._calls.get(turn.id) or self._joined.get(turn.id) or Call()
+        call = self._call_of(turn)
         on_error = call.on_persistence_error or self.options.on_persistence_error
         persistence, committed = await self.persistent.end(
             lease,
