@@ -39,15 +39,19 @@ class Baseline:
         self._known: dict[str, Entry] = {}  # what was seen when all of it had been read
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._db = _open(path)
+        self._db: sqlite3.Connection | None = None  # only while it is used: a session at rest should cost little
 
     def old(self, path: str, entry: Entry) -> bytes | None:
         """The content of the file when its stat record was ``entry``, or None."""
         if not entry[1]:
             return b""
         with self._lock:
+            if self._closed:
+                return None
             try:
-                row = self._db.execute("select key, data from base where path = ?", (os.fsencode(path),)).fetchone()
+                row = (
+                    self._opened().execute("select key, data from base where path = ?", (os.fsencode(path),)).fetchone()
+                )
             except sqlite3.Error:
                 return None
         if row is None or row[0] != _key(entry) or row[1] is None:
@@ -80,7 +84,17 @@ class Baseline:
         self._closed = True
         self.wait(5.0)
         with self._lock:
+            self._shut()
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._db is None:
+            self._db = _open(self._path)
+        return self._db
+
+    def _shut(self) -> None:
+        if self._db is not None:
             self._db.close()
+            self._db = None
 
     # ---- the background thread
 
@@ -89,6 +103,7 @@ class Baseline:
             with self._lock:
                 wanted, self._wanted = self._wanted, None
                 if wanted is None or self._closed:
+                    self._shut()
                     self._thread = None
                     return
             try:
@@ -97,20 +112,19 @@ class Baseline:
                 pass  # locked by another host, disk full: no diffs for what is missing
             except sqlite3.DatabaseError:
                 with self._lock:
-                    self._db.close()
+                    self._shut()
                     _discard(self._path)
-                    self._db = _open(self._path)
                     self._known = {}
 
     def _fill(self, root: Root, snapshot: Snapshot) -> None:
         with self._lock:
-            known = {os.fsdecode(path): key for path, key in self._db.execute("select path, key from base")}
+            known = {os.fsdecode(path): key for path, key in self._opened().execute("select path, key from base")}
         chosen = dict(_chosen(snapshot))
         # By path: folders are read together, and the table is written from left to right.
         missing = sorted((path, entry) for path, entry in chosen.items() if known.get(path) != _key(entry))
-        with self._lock, self._db:
+        with self._lock, self._opened() as db:
             gone = ((os.fsencode(path),) for path in known if path not in chosen)
-            self._db.executemany("delete from base where path = ?", gone)
+            db.executemany("delete from base where path = ?", gone)
         rows: list[tuple[bytes, str, bytes | None]] = []
         started = time.monotonic()
         for path, entry in missing:
@@ -129,8 +143,8 @@ class Baseline:
         self._known = snapshot.entries
 
     def _put(self, rows: list[tuple[bytes, str, bytes | None]]) -> None:
-        with self._lock, self._db:
-            self._db.executemany("insert or replace into base values (?, ?, ?)", rows)
+        with self._lock, self._opened() as db:
+            db.executemany("insert or replace into base values (?, ?, ?)", rows)
 
 
 class Changed(Exception):
@@ -170,15 +184,14 @@ def _key(entry: Entry) -> str:
 
 
 def _open(path: str) -> sqlite3.Connection:
-    """The database at ``path``, anew when it is damaged; one in memory when it cannot be written."""
-    for _ in range(2):
-        try:
-            return _connect(path)
-        except sqlite3.OperationalError:
-            break
-        except sqlite3.DatabaseError:
-            _discard(path)
-    return _connect(":memory:")
+    """The database at ``path``, anew when it is damaged. Raises OperationalError when it cannot be used."""
+    try:
+        return _connect(path)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError:
+        _discard(path)
+        return _connect(path)
 
 
 def _discard(path: str) -> None:
