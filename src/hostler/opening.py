@@ -150,9 +150,9 @@ async def again(
             f"Session {row.key!r} was made with {', '.join(missing)}; pass the same again. Functions cannot be stored."
         )
     options = replace(options, persistent_dirs=completed(options.persistent_dirs, row.rules.get("persistent_dirs", ())))
-    dirs = SessionDirs.of(host.data_dir, row.key)
-    tools = await _tools(options, dirs, runtime)
     live = host.sessions.get(row.id)
+    dirs = live.dirs if live is not None else SessionDirs.of(host.data_dir, row.key)
+    tools = await _tools(options, dirs, runtime)
     if live is not None and options.sandbox is live.options.sandbox:
         sandbox = live.sandbox
     else:

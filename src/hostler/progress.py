@@ -122,8 +122,8 @@ def begun(codec: Codec, folded: Folded) -> Progress:
 
 def advance(codec: Codec, progress: Progress, item: Item) -> Step:
     """Fold one item: a frame of the program's log, what the host itself saw, or a command from outside."""
+    read = progress.frame
     if isinstance(item, Frame):
-        progress = replace(progress, frame=item.no)
         if item.kind == "in":
             progress = replace(progress, owed=tuple(s for s in progress.owed if s.key != item.key))
         elif item.kind == "err":
@@ -131,6 +131,7 @@ def advance(codec: Codec, progress: Progress, item: Item) -> Step:
         elif item.kind == "exit":
             progress = replace(progress, exited=_exit_code(item.data))
         folded = _fold(codec, progress, item)
+        read = item.no
     elif isinstance(item, ModelCall):
         folded = _fold(codec, progress, item)
         folded = replace(folded, events=(item, *folded.events))
@@ -145,7 +146,7 @@ def advance(codec: Codec, progress: Progress, item: Item) -> Step:
         if isinstance(item, Prompt):
             progress = replace(progress, turn=item.turn, steps=0, stop=None, asked_again=False)
         folded = codec.encode(progress.codec, item)
-    return _sorted(replace(progress, codec=folded.state, owed=progress.owed + folded.sends), folded)
+    return _sorted(replace(progress, frame=read, codec=folded.state, owed=progress.owed + folded.sends), folded)
 
 
 def _sorted(progress: Progress, folded: Folded) -> Step:

@@ -23,7 +23,6 @@ from .types.events import (
     ModelCall,
     Notice,
     Record,
-    is_turn_event,
 )
 from .types.result import ErrorInfo, Result, StopReason, Usage
 from .types.runtime import Answer, Codec, Command, Ended, Frame, Interrupt, Prompt, Send
@@ -360,19 +359,18 @@ def result_of(
     session: str,
     turn: str,
 ) -> Result:
-    """The Result of a turn from how it ended and what is in its journal. Pure."""
+    """The Result of a turn from how it ended and what is in its journal, without the events, which whoever reads the turn
+    has. Pure."""
     calls = [e for e, _ in events if isinstance(e, ModelCall)]
     usage = sum((c.usage for c in calls), Usage())
     error = ended.error
     if error is not None and calls and calls[-1].error is not None and error.code != "program_lost":
         error = calls[-1].error  # the endpoint saw what the program only reports
     text = ended.text if ended.text is not None else text_of(e for e, parent in events if parent is None)
-    shown: list[Any] = [e for e, _ in events if is_turn_event(e)]
     return Result(
         text=text,
         output=ended.output,
         files=files,
-        events=(*shown, *files),
         usage=usage,
         cost=cost_of(calls),
         stop_reason=ended.stop_reason,

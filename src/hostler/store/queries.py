@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -559,7 +559,7 @@ def finish(
         values |= _branched(row, result, native_id)
     elif native_id is not None:
         values |= _named(conn, lease, native_id)
-    written = _advance(conn, lease, turn, [*events, (Done(replace(result, events=())), None)], values, now)
+    written = _advance(conn, lease, turn, [*events, (Done(result), None)], values, now)
     conn.execute(_FINISHED, {"t": turn, "result_": result_to_dict(result)})
     return written
 
@@ -627,9 +627,12 @@ def write_records(
     ]
 
 
+_JSON = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), default=repr)
+
+
 def _dump(event: Event | Shelved) -> str:
     form = event.row if isinstance(event, Shelved) else event_to_dict(event)
-    return json.dumps(form, ensure_ascii=True, separators=(",", ":"), default=repr)
+    return _JSON.encode(form)
 
 
 def load_event(text: str, key: str, fetch: Fetch | None) -> Event:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, quote_plus
 
@@ -19,8 +20,34 @@ if TYPE_CHECKING:
 MASK = "[masked]"
 _SHORTEST = 8  # shorter ones are words that would be masked everywhere
 _HEAD = 4
+_NEVER = "(?!)"
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class _Secrets:
+    """What is looked for: ``forms``, the longest first, and ``heads``, their beginnings too short for ``starts``, which
+    finds where one may begin."""
+
+    forms: tuple[str, ...]
+    pattern: re.Pattern[str]
+    heads: frozenset[str]
+    starts: re.Pattern[str]
+    longest: int
+
+
+@lru_cache(64)
+def _secrets(secrets: tuple[str, ...]) -> _Secrets:
+    """Made once for each set: every turn asks for the same."""
+    forms = sorted({form for secret in secrets for form in _forms(secret)}, key=lambda form: (-len(form), form))
+    return _Secrets(
+        tuple(forms),
+        re.compile("|".join(map(re.escape, forms)) or _NEVER),
+        frozenset(form[:size] for form in forms for size in range(1, _HEAD)),
+        re.compile("|".join(sorted({re.escape(form[:_HEAD]) for form in forms})) or _NEVER),
+        max(map(len, forms), default=0),
+    )
 
 
 class Masker:
@@ -33,25 +60,21 @@ class Masker:
 
     def __init__(self, secrets: Iterable[str] = (), keys: Keys | None = None) -> None:
         self._keys = keys
-        forms = {form for secret in secrets if len(secret) >= _SHORTEST for form in _forms(secret)}
-        self._forms = sorted(forms, key=lambda form: (-len(form), form))
-        self._pattern = re.compile("|".join(map(re.escape, self._forms))) if forms else None
-        # Beginnings too short to be looked for by find.
-        self._heads = {form[:size] for form in forms for size in range(1, _HEAD)}
+        self._secrets = _secrets(tuple(sorted(secret for secret in secrets if len(secret) >= _SHORTEST)))
         self._held: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"Masker(<{len(self._forms)} forms>)"
+        return f"Masker(<{len(self._secrets.forms)} forms>)"
 
     def mask(self, value: T) -> T:
         """``value`` with every secret masked: a string, or a JSON value or event (dataclass) that holds strings."""
-        if self._pattern is None:
+        if not self._secrets.forms:
             return value
         return self._masked(value)  # type: ignore[no-any-return]
 
     def feed(self, item: str, delta: str) -> str:
         """The next piece of the text ``item``; gives what can be shown now, possibly nothing."""
-        if self._pattern is None:
+        if not self._secrets.forms:
             return delta
         text = self._held.pop(item, "") + delta
         out: list[str] = []
@@ -59,7 +82,7 @@ class Masker:
         while True:
             # From ``open`` on, the next delta may complete a secret, or a longer one than is there already.
             open_at = self._beginning(text, at)
-            match = self._pattern.search(text, at)
+            match = self._secrets.pattern.search(text, at)
             if match is None or match.start() >= open_at:
                 break
             out += (text[at : match.start()], MASK)
@@ -80,9 +103,11 @@ class Masker:
         if self._keys is not None and isinstance(event, (ToolCall, Approval)):
             shown = self._keys.mask(event.input)
             event = event if shown is event.input else dataclasses.replace(event, input=shown)
-        if self._pattern is None:
+        if not self._secrets.forms:
             return [(event, parent)]
         if isinstance(event, (Text, Reasoning)):
+            if not self._held and self._is_plain(event.delta):
+                return [(event, parent)]
             delta = self.feed(_item(event, parent), event.delta)
             return [(dataclasses.replace(event, delta=delta), parent)] if delta else []
         if isinstance(event, Retract):
@@ -119,11 +144,13 @@ class Masker:
         """Go on where `carry` was taken. Taken under other secrets, what was held back becomes ``[masked]``."""
         same = carried.get("forms") == self._fingerprint()
         for item, (form, size) in carried.get("held", {}).items():
-            self._held[item] = self._forms[form][:size] if same and 0 <= form < len(self._forms) else MASK
+            self._held[item] = (
+                self._secrets.forms[form][:size] if same and 0 <= form < len(self._secrets.forms) else MASK
+            )
 
     def _masked(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._pattern.sub(MASK, value) if self._pattern else value
+            return self._secrets.pattern.sub(MASK, value)
         if isinstance(value, Mapping):
             return {self._masked(key): self._masked(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -135,11 +162,17 @@ class Masker:
             return dataclasses.replace(value, **{name: self._masked(getattr(value, name)) for name in fields})
         return value
 
+    def _is_plain(self, text: str) -> bool:
+        """Whether there is no secret in it, nor the beginning of one at its end: most of what agents say."""
+        return self._beginning(text, 0) == len(text) and self._secrets.pattern.search(text) is None
+
     def _beginning(self, text: str, start: int) -> int:
         """Where the longest end of ``text`` (from ``start``) begins that is a proper beginning of a form."""
         end = len(text)
-        best = next((at for at in range(max(start, end - _HEAD + 1), end) if text[at:] in self._heads), end)
-        for form in self._forms:
+        best = next((at for at in range(max(start, end - _HEAD + 1), end) if text[at:] in self._secrets.heads), end)
+        if self._secrets.starts.search(text, max(start, end - self._secrets.longest + 1)) is None:
+            return best
+        for form in self._secrets.forms:
             at = text.find(form[:_HEAD], max(start, end - len(form) + 1), best + _HEAD)
             while 0 <= at < best:
                 if form.startswith(text[at:]):
@@ -149,11 +182,11 @@ class Masker:
         return best
 
     def _form_of(self, text: str) -> int:
-        return next((number for number, form in enumerate(self._forms) if form.startswith(text)), -1)
+        return next((number for number, form in enumerate(self._secrets.forms) if form.startswith(text)), -1)
 
     def _fingerprint(self) -> str:
         # Four digits tell two sets apart and tell nobody what is in them.
-        return hashlib.sha256("\0".join(self._forms).encode("utf-8", "surrogatepass")).hexdigest()[:4]
+        return hashlib.sha256("\0".join(self._secrets.forms).encode("utf-8", "surrogatepass")).hexdigest()[:4]
 
 
 def _item(event: Text | Reasoning, parent: str | None) -> str:
