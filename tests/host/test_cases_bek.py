@@ -341,10 +341,10 @@ REOPEN = """
 import json, sys, time
 import hostler
 from hostler.testing.fake_runtime import FAKE
-start = time.perf_counter()
+start = time.process_time()  # the benchmark measures the time; on a busy machine that says little
 harness = hostler.create_harness(host=hostler.local_host(sys.argv[1]), runtime=FAKE, **json.loads(sys.argv[2]))
 session = harness.sessions.get("many-7777")
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 assert len(harness.sessions.list()) == 10_001
 session.detach()
 """
@@ -375,5 +375,5 @@ def test_ten_thousand_sessions_are_opened_soon(models: ModelServer, data_dir: Pa
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    print(f"reopened with 10,000 sessions in {float(done.stdout) * 1000:.0f} ms")
-    assert float(done.stdout) < 5
+    print(f"reopened with 10,000 sessions in {float(done.stdout) * 1000:.0f} ms of CPU")
+    assert float(done.stdout) < 3

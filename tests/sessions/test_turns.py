@@ -536,7 +536,7 @@ def test_a_failure_that_nobody_foresaw_is_a_done_too(options: dict[str, Any], mo
     with hostler.agent_session(FAKE, **options) as session:
         session.run("CODEWORD-one")
         with monkeypatch.context() as patched:
-            patched.setattr("hostler.host.live.run_turn", broken)
+            patched.setattr("hostler.host.run.run_turn", broken)
             result = session.run("two")
         assert result.stop_reason == "error"
         assert result.error is not None

@@ -7,51 +7,39 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Row
 
 from .. import portal
-from ..answer import settle
 from ..endpoint import Route, price, route_for
-from ..keeper import KeeperError
-from ..ladder import OtherVersion, Place, Stored
-from ..output import Output, held
-from ..progress import Progress
+from ..ladder import Place
+from ..output import Output
 from ..store import approvals, queries
-from ..store import files as file_queries
-from ..store import trace as trace_queries
-from ..store.queries import Journalled, Lease
+from ..store.queries import Lease
 from ..store.queries import Turn as StoredTurn
 from ..telemetry.keys import Keys
-from ..turn import Bounds, Journal, Outcome, Running, Stop, result_of, run_turn
-from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, SandboxError, StoreError
+from ..turn import Running, Stop
+from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
 from ..types.events import (
     Accepted,
-    Answered,
     Approval,
-    FileChange,
-    Notice,
-    Record,
-    Started,
 )
 from ..types.options import Options
-from ..types.result import ErrorInfo, Usage
-from ..types.runtime import Answer, Ended, Runtime, Steer
+from ..types.result import Result, Usage
+from ..types.runtime import Answer, Runtime, Steer
 from ..types.sandbox import Sandbox
 from ..workspace import SessionDirs, Watch
-from ..workspace.artifacts import Collected, Vault
+from ..workspace.artifacts import Vault
 from ..workspace.roots import VIRTUAL, Roots
-from . import transcript, upkeep
-from .errors import error_code
-from .hold import Hold, masker_of, settled_by
-from .notices import prompt_of, told
-from .persistence import Behalf, Persistent
-from .shelf import blobs_of, shelve
+from . import upkeep
+from .hold import Hold
+from .notices import told
+from .persistence import Persistent
+from .run import run
 from .tools import Reach, SessionTools
-from .transcript import Saying
 
 if TYPE_CHECKING:
     from ..toolserver import HostTool
@@ -107,9 +95,9 @@ class LiveSession:
         self._granted: tuple[StoredTurn, Lease] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._nudge = asyncio.Event()
-        self._looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
+        self.looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
         self._accepting: set[asyncio.Task[Any]] = set()
-        self._watch = Watch(sandbox.root, dirs.private)
+        self.watch = Watch(sandbox.root, dirs.private)
         self.roots = Roots(dirs.workspace(sandbox.root).mounts)
         self.persistent = Persistent(host, row.id, row.key, dirs, options.persistent_dirs)
         self.vault = Vault(self.roots, os.path.join(dirs.private, "artifacts"))
@@ -146,7 +134,7 @@ class LiveSession:
         transcript: Mapping[str, Any] | None = None,
     ) -> StoredTurn:
         """Put a prompt into the inbox; it is safe when this returns. With the id of an accepted turn: that turn."""
-        place = self._place({**self.rules, **rules}, call)  # refuse what cannot be held before anything is stored
+        place = self.place_of({**self.rules, **rules}, call)  # refuse what cannot be held before anything is stored
         if place.rules["max_cost"] is not None and not await price.known(place.route):
             raise CapabilityUnsupported(
                 f"max_cost needs a price, and none is known for the model {place.route.model!r}. Leave max_cost out, or use "
@@ -209,7 +197,7 @@ class LiveSession:
         """Have the worker look at the inbox."""
         self._nudge.set()
         if self._worker is None or self._worker.done():
-            self._looked.clear()
+            self.looked.clear()
             self._worker = asyncio.create_task(self._serve(), name=f"hostler-session-{self.id}")
 
     async def stop_turn(self, turn: str | None, reason: str, *, owner: str | None = None) -> None:
@@ -229,7 +217,7 @@ class LiveSession:
         """The open questions of the session's turn, wherever it runs."""
         if self._worker is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._looked.wait(), _TAKES_UP)
+                await asyncio.wait_for(self.looked.wait(), _TAKES_UP)
         if self.running is not None:
             return list(self.running.approvals.values())
         fetch = self.host.journal.fetch
@@ -275,7 +263,7 @@ class LiveSession:
                     self._fail_all(error)
                     return
                 if found is None or found[1] is None:
-                    self._looked.set()
+                    self.looked.set()
                 if found is None:
                     self._joined.clear()
                 if found is None or (found[1] is None and not self._calls and not self._joined):
@@ -287,7 +275,7 @@ class LiveSession:
                 granted = (found[0], found[1])
             turn, lease = granted
             try:
-                await self._run(turn, lease)
+                await run(self, turn, lease, self._call_of(turn))
             except LeaseLost:
                 await self.hold.let_go()
             except Exception as error:
@@ -320,255 +308,12 @@ class LiveSession:
         """What this process brought for the turn; nothing for one that another process accepted."""
         return self._calls.get(turn.id) or self._joined.get(turn.id) or Call()
 
-    async def _run(self, turn: StoredTurn, lease: Lease) -> None:
-        call = self._call_of(turn)
-        rules = {**self.rules, **turn.input["rules"]}
-        recovered = turn.status == "running"
-        running = self.running = Running(turn.id)
-        self.host.journal.wake(self.id)
-        if recovered:
-            await self._remember(running, turn)
-        self._looked.set()
-        if turn.stop is not None:
-            running.put(Stop(turn.stop))  # type: ignore[arg-type]
-        place: Place | None = None
-        said: Saying | None = None
-        if turn.stop is not None and not recovered:  # nobody wants it any more
-            await self._finish(turn, lease, running, Outcome(Ended(turn.stop)), None)  # type: ignore[arg-type]
-            return
-        if not await self._slot(running, recovered):
-            assert running.stop is not None
-            await self._finish(turn, lease, running, Outcome(Ended(running.stop)), None)
-            return
-        try:
-            place = self._place(rules, call)
-            self.tools.begin_turn(running, lease, rules, turn.input["extra_body"], call.loop, masker_of(place))
-            behalf = Behalf(turn.id, turn.input["extra_body"], call.loop, running.stopping)
-            strict = rules.get("on_persistence_error") == "raise"
-            await self.persistent.begin(lease, behalf, recovered=recovered, strict=strict)
-            looking = self.hold.looking = asyncio.create_task(asyncio.to_thread(self._watch.begin, turn.id))
-            try:
-                said, outcome = await self._speak(turn, lease, running, place, call, looking, recovered)
-            finally:
-                await looking
-        except (LeaseLost, StoreError, OtherVersion):
-            raise
-        except HarnessError as error:
-            outcome = Outcome(Ended("error", error=ErrorInfo(error_code(error), str(error))))
-        except OSError as error:  # what an agent left in its folders: this turn's fault, not the store's
-            failed = SandboxError(f"The folders of session {self.key!r} cannot be used: {error}.")
-            outcome = Outcome(Ended("error", error=ErrorInfo(error_code(failed), str(failed))))
-        except Exception as error:  # not foreseen: the turn gets its Done all the same, and the program is not trusted
-            _log.exception("Session %s: turn %s failed inside hostler", self.key, turn.id)
-            await self.hold.end()
-            why = f"hostler failed in this turn: {type(error).__name__}: {error}"
-            outcome = Outcome(Ended("error", error=ErrorInfo("internal_error", why)))
-        await self._finish(turn, lease, running, outcome, place, said)
-
-    async def _speak(
-        self,
-        turn: StoredTurn,
-        lease: Lease,
-        running: Running,
-        place: Place,
-        call: Call,
-        looking: asyncio.Task[None],
-        recovered: bool,
-    ) -> tuple[Saying, Outcome]:
-        """Bring the program to the conversation that the turn goes on with, and run the turn. ``looking`` sees what the
-        workspace is like before it."""
-        refused: str | None = None
-        output = held(place.rules.get("output"), call.output, self.options.output)
-        while True:
-            stored = await self.hold.known(lease)
-            said = await transcript.saying(
-                turn, self.id, stored, self.host.store, self.runtime.capabilities, self.roots, refused=refused
-            )
-            reached = await self.hold.reach(place, lease, running, recovered, said.branch)
-            if isinstance(reached, Outcome):
-                if output is not None:
-                    end, _ = await settle(output, reached.ended, running.events, stop=None, last=True)
-                    reached = replace(reached, ended=end)
-                return said, reached
-            brief = await self.persistent.brief(self.names, self.native_id if said.branch is None else None)
-            if not self.runtime.model_first:
-                await looking
-            running.spoken = True
-            started = Started(reached.resumed, lease.epoch, recovered)
-            outcome = await run_turn(
-                running,
-                (started, *(said.notices if reached.progress.turn != turn.id else ())),
-                reached.program,
-                reached.progress,
-                self.runtime.codec,
-                prompt_of(turn, said, reached, place, output, self.names, brief),
-                Bounds(
-                    place.rules["timeout"],
-                    place.rules["max_turns"],
-                    place.rules["max_cost"],
-                    self.host.settings.approval_ttl,
-                    self.host.settings.start_timeout,
-                ),
-                self._journal(lease, turn.id, place.rules.get("trace", True)),
-                masker_of(place),
-                self._approver(running, turn, call),
-                output,
-            )
-            if (refused := transcript.refusal(said, outcome, running.events)) is None:
-                return said, outcome
-            await self.hold.end()
-
-    async def _slot(self, running: Running, recovered: bool) -> bool:
-        """Wait for a slot; False when the turn was stopped before it had one. A recovered one has a program to end."""
-        taking = asyncio.create_task(self.host.slots.take(self.hold))
-        stopping = asyncio.create_task(running.stopping.wait())
-        try:
-            await asyncio.wait([taking] if recovered else [taking, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if taking.done():
-                await taking
-                return True
-            return False
-        finally:
-            stopping.cancel()
-            taking.cancel()
-            await asyncio.gather(taking, stopping, return_exceptions=True)
-
-    async def _finish(
-        self,
-        turn: StoredTurn,
-        lease: Lease,
-        running: Running,
-        outcome: Outcome,
-        place: Place | None,
-        said: Saying | None = None,
-    ) -> None:
-        if running.stop and outcome.ended.stop_reason != "done":
-            await asyncio.sleep(0.02)  # a model call that the end cut off is still to be counted
-        self.tools.end_turn()
-        program = self.hold.program
-        if program is not None and outcome.program_alive:
-            program.put_back(outcome.leftover)
-        late: list[Journalled] = [(call, None) for call in self.hold.late_calls()]
-        events: list[Journalled] = [*outcome.events, *late]
-        running.events += late
-        stored = await self.hold.known(lease)
-        keeping = self.host.store.read(lambda conn: file_queries.kept(conn, self.id))
-        files, manifest, results = await asyncio.to_thread(self._settle, stored, outcome)
-        marked, kept = await keeping
-        collected = Collected()
-        if marked or results:
-            collected = await asyncio.to_thread(self.vault.collect, marked, self.host.settings.artifact_limit)
-        masker = masker_of(place)
-        files = masker.mask(files)
-        events += [(change, None) for change in files]
-        if not self._watch.complete:
-            unknown = Notice(
-                "changes_unknown", "The workspace cannot be read or is too large to tell what changed in it."
-            )
-            events.append((unknown, None))
-            running.events.append((unknown, None))
-        for problem in collected.problems:
-            events.append((Notice("artifact_not_kept", problem), None))
-            running.events.append(events[-1])
-        call = self._call_of(turn)
-        on_error = call.on_persistence_error or self.options.on_persistence_error
-        persistence, committed = await self.persistent.end(
-            lease,
-            Behalf(turn.id, turn.input["extra_body"], call.loop, running.stopping),
-            done=outcome.ended.stop_reason == "done",
-            on_error=on_error if callable(on_error) else None,
-        )
-        events += [(event, None) for event in committed]
-        running.events += [(event, None) for event in committed]
-        result = result_of(outcome.ended, running.events, files, session=self.key, turn=turn.id)
-        given_up = stored.branch is not None and result.stop_reason != "done"
-        known = (stored.native or {}).get("begun")
-        begun = known or result.stop_reason == "done" or (result.usage.calls > 0 and not given_up)
-        manifest = {**manifest, "begun": bool(begun)}  # there is a history, which must not be lost
-        artifacts = tuple(file for file in collected.files if kept.get(file.path) != file.sha256)
-        result = replace(
-            masker.mask(result),
-            artifacts=artifacts,
-            context=said.context if said else "native",
-            persistence=masker.mask(persistence),
-        )
-        after = queries.GONE
-        if given_up:
-            pass
-        elif outcome.progress is None:
-            after = queries.UNTOUCHED
-        elif outcome.program_alive and program is not None:
-            after = queries.read_up_to(outcome.progress.frame, outcome.progress.to_dict())
-        rules = place.rules if place is not None else self.rules
-        extra_body = turn.input["extra_body"]
-        forget = not rules.get("trace", True) or Keys(rules.get("redact")).mask(extra_body) is not extra_body
-        forget = forget or "messages" in turn.input  # the transcript is its caller's
-        stored_events = await shelve(events, blobs_of(self.dirs)) if rules.get("trace", True) else events
-
-        def write(conn: Connection) -> list[Record]:
-            records = queries.finish(
-                conn,
-                lease,
-                turn=turn.id,
-                events=stored_events,
-                result=result,
-                program=after,
-                native=manifest,
-                native_id=outcome.native_id,
-                now=time(),
-            )
-            if said is not None or running.spoken:
-                transcript.note(conn, turn, said, result, running.events, outcome.ended.at)
-            file_queries.keep(conn, self.id, turn.id, artifacts)
-            self.tools.forget_calls(conn, turn.id)
-            if turn.notices and outcome.progress is not None:
-                file_queries.forget_notices(conn, self.id, turn.first)
-            if forget:
-                trace_queries.forget_input(conn, turn.id, turn.input)
-            if not rules.get("trace", True):
-                trace_queries.erase(conn, self.id, turn.id)
-            return records
-
-        records = await self.host.store.write(write, durable=True)
-        settled = replace(settled_by(stored, outcome), finished=stored.finished + 1, native=manifest)
-        self.hold.learn(replace(settled, **{name: value for name, value in after.items() if name != "status"}))
+    def ended(self, result: Result, native_id: str | None) -> None:
+        """The turn has its `Done` in the store."""
         self.running = None
         self.usage += result.usage
         self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
-        self.native_id = settled.native_id or self.native_id
-        if program is not None and outcome.program_alive and outcome.progress is not None:
-            with contextlib.suppress(KeeperError):  # it died after its turn: the next one finds out
-                await program.close_turn(outcome.progress.frame)
-        self.host.journal.publish(self.id, records)
-        await asyncio.to_thread(self._watch.save)
-        if outcome.progress is not None:
-            await self.persistent.told(self.native_id)
-        if after is queries.GONE:
-            await self.hold.end()
-
-    def _settle(self, stored: Stored, outcome: Outcome) -> tuple[tuple[FileChange, ...], dict[str, Any], bool]:
-        """After the turn, in a worker thread: what changed in the workspace, the program's own history saved, and
-        whether there is anything under /artifacts."""
-        files = self._watch.changes()
-        return files, self.hold.save_turn(stored, outcome), not self.vault.empty()
-
-    async def _remember(self, running: Running, turn: StoredTurn) -> None:
-        """Fill in what an earlier host journalled of this turn."""
-        after = turn.first - 1
-        while found := await self._records(turn.id, after):
-            for record in found:
-                running.events.append((record.event, record.parent))
-                if isinstance(record.event, Approval):
-                    running.approvals[record.event.id] = record.event
-                elif isinstance(record.event, Answered):
-                    running.approvals.pop(record.event.id, None)
-            after = found[-1].seq
-
-    async def _records(self, turn: str, after: int) -> list[Record]:
-        fetch = self.host.journal.fetch
-        return await self.host.store.read(
-            lambda conn: queries.read_records(conn, self.id, after, turn=turn, fetch=fetch)
-        )
+        self.native_id = native_id or self.native_id
 
     @property
     def names(self) -> Roots | None:
@@ -577,7 +322,7 @@ class LiveSession:
 
     def place(self) -> Place:
         """Where and how the program runs under the session's own rules."""
-        return self._place(self.rules, Call())
+        return self.place_of(self.rules, Call())
 
     def renew(self, options: Options, rules: dict[str, Any], tools: tuple[HostTool, ...], sandbox: Sandbox) -> None:
         """Another handle of this process brings the session's callables, and maybe other rules, again."""
@@ -587,7 +332,7 @@ class LiveSession:
         self.persistent.given = options.persistent_dirs
         self.tools.offer(tools)
 
-    def _place(self, rules: dict[str, Any], call: Call) -> Place:
+    def place_of(self, rules: dict[str, Any], call: Call) -> Place:
         settings = self.host.settings
         return Place(
             runtime=self.runtime,
@@ -602,52 +347,6 @@ class LiveSession:
             orphan_ttl=settings.orphan_ttl,
             spool_limit=settings.spool_limit,
         )
-
-    # ---- out --------------------------------------------------------------------------------------------------------
-
-    def _journal(self, lease: Lease, turn: str, trace: bool) -> Journal:
-        blobs = blobs_of(self.dirs)
-
-        async def append(given: Any, progress: Progress, native_id: str | None) -> Any:
-            events = await shelve(given, blobs) if trace else given
-            return await self.host.store.write(
-                lambda conn: queries.append(
-                    conn,
-                    lease,
-                    turn=turn,
-                    events=events,
-                    frame=progress.frame,
-                    progress=progress.to_dict(),
-                    native_id=native_id,
-                    now=time(),
-                )
-            )
-
-        return Journal(append, lambda records: self.host.journal.publish(self.id, records))
-
-    def _approver(self, running: Running, turn: StoredTurn, call: Call) -> Callable[[Approval], None]:
-        callback = call.on_approval or self.options.on_approval
-
-        async def ask(approval: Approval) -> None:
-            known = await self.host.store.read(lambda conn: approvals.remembered(conn, self.id, approval))
-            if known is not None:
-                running.put(Answer(approval.id, known, "Answered for good before."))
-                return
-            if callback is None:
-                return
-            try:
-                allow = await portal.call_back(
-                    callback, replace(approval, extra_body=turn.input["extra_body"]), loop=call.loop
-                )
-                answer = Answer(approval.id, bool(allow), None if allow else "The application said no.")
-            except Exception as error:
-                answer = Answer(approval.id, False, f"The application's on_approval failed: {error!r}")
-            running.put(answer)
-
-        def spawn(approval: Approval) -> None:
-            self.host.spawn(ask(approval))
-
-        return spawn
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 
@@ -684,7 +383,7 @@ class LiveSession:
         worker = self._worker
         if worker is not None and not worker.done():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._looked.wait(), _TAKES_UP)
+                await asyncio.wait_for(self.looked.wait(), _TAKES_UP)
         if worker is None or worker.done() or self.running is None or self.running.turn in self._calls:
             await self.close()
             return
@@ -733,7 +432,7 @@ class LiveSession:
             await asyncio.gather(self._worker, return_exceptions=True)
         await self.hold.end()
         await self.host.give_up(self.id)
-        await asyncio.to_thread(self._watch.close)
+        await asyncio.to_thread(self.watch.close)
 
     async def _end(self, status: str) -> None:
         lease = await self.host.store.write(
@@ -751,7 +450,7 @@ class LiveSession:
             await self.hold.without_program(lease)
         finally:
             await self.host.store.write(lambda conn: queries.release(conn, lease, status), durable=True)
-            await asyncio.to_thread(self._watch.close)
+            await asyncio.to_thread(self.watch.close)
 
 
 def route_of(runtime: Runtime, rules: Mapping[str, Any], api_key: str | None) -> Route:

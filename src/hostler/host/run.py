@@ -1,0 +1,218 @@
+"""One turn in this process: its program reached, spoken to and heard to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from .. import portal
+from ..answer import settle
+from ..ladder import OtherVersion, Place
+from ..output import held
+from ..progress import Progress
+from ..store import approvals, queries
+from ..store.queries import Lease
+from ..store.queries import Turn as StoredTurn
+from ..turn import Bounds, Journal, Outcome, Running, Stop, run_turn
+from ..types.errors import HarnessError, LeaseLost, SandboxError, StoreError
+from ..types.events import Answered, Approval, Record, Started
+from ..types.result import ErrorInfo
+from ..types.runtime import Answer, Ended
+from . import transcript
+from .errors import error_code
+from .finish import finish
+from .hold import masker_of
+from .notices import prompt_of
+from .persistence import Behalf
+from .shelf import blobs_of, shelve
+from .transcript import Saying
+
+if TYPE_CHECKING:
+    from .live import Call, LiveSession
+
+_log = logging.getLogger("hostler")
+
+
+async def run(live: LiveSession, turn: StoredTurn, lease: Lease, call: Call) -> None:
+    """Bring a turn that this process has the lease for to its `Done`."""
+    rules = {**live.rules, **turn.input["rules"]}
+    recovered = turn.status == "running"
+    running = live.running = Running(turn.id)
+    live.host.journal.wake(live.id)
+    if recovered:
+        await _remember(live, running, turn)
+    live.looked.set()
+    if turn.stop is not None:
+        running.put(Stop(turn.stop))  # type: ignore[arg-type]
+    place: Place | None = None
+    said: Saying | None = None
+    if turn.stop is not None and not recovered:  # nobody wants it any more
+        outcome = Outcome(Ended(turn.stop))  # type: ignore[arg-type]
+        await finish(live, turn, lease, running, outcome, None, None, call)
+        return
+    if not await _slot(live, running, recovered):
+        assert running.stop is not None
+        await finish(live, turn, lease, running, Outcome(Ended(running.stop)), None, None, call)
+        return
+    try:
+        place = live.place_of(rules, call)
+        live.tools.begin_turn(running, lease, rules, turn.input["extra_body"], call.loop, masker_of(place))
+        behalf = Behalf(turn.id, turn.input["extra_body"], call.loop, running.stopping)
+        strict = rules.get("on_persistence_error") == "raise"
+        await live.persistent.begin(lease, behalf, recovered=recovered, strict=strict)
+        looking = live.hold.looking = asyncio.create_task(asyncio.to_thread(live.watch.begin, turn.id))
+        try:
+            said, outcome = await _speak(live, turn, lease, running, place, call, looking, recovered)
+        finally:
+            await looking
+    except (LeaseLost, StoreError, OtherVersion):
+        raise
+    except HarnessError as error:
+        outcome = Outcome(Ended("error", error=ErrorInfo(error_code(error), str(error))))
+    except OSError as error:  # what an agent left in its folders: this turn's fault, not the store's
+        failed = SandboxError(f"The folders of session {live.key!r} cannot be used: {error}.")
+        outcome = Outcome(Ended("error", error=ErrorInfo(error_code(failed), str(failed))))
+    except Exception as error:  # not foreseen: the turn gets its Done all the same, and the program is not trusted
+        _log.exception("Session %s: turn %s failed inside hostler", live.key, turn.id)
+        await live.hold.end()
+        why = f"hostler failed in this turn: {type(error).__name__}: {error}"
+        outcome = Outcome(Ended("error", error=ErrorInfo("internal_error", why)))
+    await finish(live, turn, lease, running, outcome, place, said, call)
+
+
+async def _speak(
+    live: LiveSession,
+    turn: StoredTurn,
+    lease: Lease,
+    running: Running,
+    place: Place,
+    call: Call,
+    looking: asyncio.Task[None],
+    recovered: bool,
+) -> tuple[Saying, Outcome]:
+    """Bring the program to the conversation that the turn goes on with, and run the turn. ``looking`` sees what the
+    workspace is like before it."""
+    refused: str | None = None
+    output = held(place.rules.get("output"), call.output, live.options.output)
+    while True:
+        stored = await live.hold.known(lease)
+        said = await transcript.saying(
+            turn, live.id, stored, live.host.store, live.runtime.capabilities, live.roots, refused=refused
+        )
+        reached = await live.hold.reach(place, lease, running, recovered, said.branch)
+        if isinstance(reached, Outcome):
+            if output is not None:
+                end, _ = await settle(output, reached.ended, running.events, stop=None, last=True)
+                reached = replace(reached, ended=end)
+            return said, reached
+        brief = await live.persistent.brief(live.names, live.native_id if said.branch is None else None)
+        if not live.runtime.model_first:
+            await looking
+        running.spoken = True
+        started = Started(reached.resumed, lease.epoch, recovered)
+        outcome = await run_turn(
+            running,
+            (started, *(said.notices if reached.progress.turn != turn.id else ())),
+            reached.program,
+            reached.progress,
+            live.runtime.codec,
+            prompt_of(turn, said, reached, place, output, live.names, brief),
+            Bounds(
+                place.rules["timeout"],
+                place.rules["max_turns"],
+                place.rules["max_cost"],
+                live.host.settings.approval_ttl,
+                live.host.settings.start_timeout,
+            ),
+            _journal(live, lease, turn.id, place.rules.get("trace", True)),
+            masker_of(place),
+            _approver(live, running, turn, call),
+            output,
+        )
+        if (refused := transcript.refusal(said, outcome, running.events)) is None:
+            return said, outcome
+        await live.hold.end()
+
+
+async def _slot(live: LiveSession, running: Running, recovered: bool) -> bool:
+    """Wait for a slot; False when the turn was stopped before it had one. A recovered one has a program to end."""
+    taking = asyncio.create_task(live.host.slots.take(live.hold))
+    stopping = asyncio.create_task(running.stopping.wait())
+    try:
+        await asyncio.wait([taking] if recovered else [taking, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if taking.done():
+            await taking
+            return True
+        return False
+    finally:
+        stopping.cancel()
+        taking.cancel()
+        await asyncio.gather(taking, stopping, return_exceptions=True)
+
+
+async def _remember(live: LiveSession, running: Running, turn: StoredTurn) -> None:
+    """Fill in what an earlier host journalled of this turn."""
+    after = turn.first - 1
+    while found := await _records(live, turn.id, after):
+        for record in found:
+            running.events.append((record.event, record.parent))
+            if isinstance(record.event, Approval):
+                running.approvals[record.event.id] = record.event
+            elif isinstance(record.event, Answered):
+                running.approvals.pop(record.event.id, None)
+        after = found[-1].seq
+
+
+async def _records(live: LiveSession, turn: str, after: int) -> list[Record]:
+    fetch = live.host.journal.fetch
+    return await live.host.store.read(lambda conn: queries.read_records(conn, live.id, after, turn=turn, fetch=fetch))
+
+
+def _journal(live: LiveSession, lease: Lease, turn: str, trace: bool) -> Journal:
+    blobs = blobs_of(live.dirs)
+
+    async def append(given: Any, progress: Progress, native_id: str | None) -> Any:
+        events = await shelve(given, blobs) if trace else given
+        return await live.host.store.write(
+            lambda conn: queries.append(
+                conn,
+                lease,
+                turn=turn,
+                events=events,
+                frame=progress.frame,
+                progress=progress.to_dict(),
+                native_id=native_id,
+                now=time(),
+            )
+        )
+
+    return Journal(append, lambda records: live.host.journal.publish(live.id, records))
+
+
+def _approver(live: LiveSession, running: Running, turn: StoredTurn, call: Call) -> Callable[[Approval], None]:
+    callback = call.on_approval or live.options.on_approval
+
+    async def ask(approval: Approval) -> None:
+        known = await live.host.store.read(lambda conn: approvals.remembered(conn, live.id, approval))
+        if known is not None:
+            running.put(Answer(approval.id, known, "Answered for good before."))
+            return
+        if callback is None:
+            return
+        try:
+            allow = await portal.call_back(
+                callback, replace(approval, extra_body=turn.input["extra_body"]), loop=call.loop
+            )
+            answer = Answer(approval.id, bool(allow), None if allow else "The application said no.")
+        except Exception as error:
+            answer = Answer(approval.id, False, f"The application's on_approval failed: {error!r}")
+        running.put(answer)
+
+    def spawn(approval: Approval) -> None:
+        live.host.spawn(ask(approval))
+
+    return spawn
