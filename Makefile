@@ -8,12 +8,12 @@ VENV ?= .venv
 HARNESS ?= codex
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint soak bench faces bubblewrap clean
+.PHONY: demo test lint soak bench faces bubblewrap containers clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hostler demo --harness $(HARNESS)
 
-test: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready bubblewrap lint
+test: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready bubblewrap containers lint
 	$(BIN)/pytest -n 3 --dist loadgroup -m "not soak"
 
 lint: $(VENV)/.dev
@@ -23,10 +23,10 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_faces.py --check
 
-soak: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready bubblewrap
+soak: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready bubblewrap containers
 	HOSTLER_SOAK=1 timeout --signal=INT 3600 $(BIN)/pytest -n 2 --dist loadgroup -m "soak or longer"
 
-bench: $(VENV)/.dev $(VENV)-peer/.ready .programs/.ready bubblewrap
+bench: $(VENV)/.dev $(VENV)-peer/.ready .programs/.ready bubblewrap containers
 	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" $(BIN)/python benchmarks/run.py
 
 faces: $(VENV)/.dev
@@ -67,6 +67,20 @@ bubblewrap:
 	    echo "bubblewrap is not installed, and only root can do it with apt-get: its tests are skipped"; \
 	  fi; }
 
+# Docker, Podman, gVisor and Redis for the tests, and images made of installed files, which are kept in .containers. Where
+# the engines can neither be found nor installed their tests are skipped, which CI does not let pass.
+CONTAINERS := docker.io containerd runc iptables iproute2 podman netavark aardvark-dns catatonit runsc redis-server
+containers: $(VENV)/.dev .programs/.ready
+	@for program in dockerd runc podman runsc redis-server; do command -v $$program >/dev/null || missing=yes; done; \
+	if [ -n "$$missing" ]; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get install -y -qq --no-install-recommends $(CONTAINERS) python3-minimal || \
+	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(CONTAINERS) python3-minimal; }; \
+	  else \
+	    echo "not all of $(CONTAINERS) are installed, and only root can do it with apt-get: their tests are skipped"; \
+	  fi; fi
+	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" $(BIN)/python -m tests.containers.daemons
+
 # The peer that the benchmarks compare with.
 $(VENV)-peer/.ready:
 	$(PYTHON) -m venv $(VENV)-peer
@@ -75,4 +89,5 @@ $(VENV)-peer/.ready:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-litellm $(VENV)-peer .programs
+	@sort -r /proc/mounts | cut -d" " -f2 | grep "^$(CURDIR)/.containers/" | xargs -r umount
+	rm -rf $(VENV) $(VENV)-litellm $(VENV)-peer .programs .containers

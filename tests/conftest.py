@@ -18,6 +18,8 @@ import pytest
 from hostler.sandboxes import probe
 from hostler.testing.model_server import ModelServer
 
+pytest_plugins = ["tests.containers.fixtures"]
+
 SOAK = os.environ.get("HOSTLER_SOAK") == "1"
 CI = os.environ.get("CI") == "true"
 _skipped: list[str] = []
