@@ -107,6 +107,12 @@ def test_only_what_is_named_is_shown(options: dict[str, Any], tmp_path: Path, wo
     assert not {name for name in names if name.startswith(("PYTEST", "VIRTUAL_ENV"))}
 
 
+@pytest.mark.parametrize("path", ["/run", "/dev", "/proc/sys", "/home", "/dev/shm"])
+def test_nothing_that_would_hide_what_the_sandbox_has_itself(workspace: Path, path: str) -> None:
+    with pytest.raises(SandboxError, match="would hide"):
+        sandbox.bubblewrap(workspace, ro=[path])
+
+
 def test_a_program_that_is_not_there(options: dict[str, Any], workspace: Path) -> None:
     for program in (["/no/such/program"], [str(workspace)]):
         given = {**options, "options": {"program": program}}

@@ -127,6 +127,14 @@ class Bubblewrap:
         """Nothing to do: it lives as long as its processes, which hostler's keeper ends."""
 
 
+def _hidden_by(path: str) -> str | None:
+    """The folder of the sandbox's own that would not be seen any more if ``path`` were shown."""
+    if below(path, "/dev", "/proc"):
+        return path
+    own = (getattr(INSIDE, name) for name in INSIDE.__slots__)
+    return next((folder for folder in own if folder != path and below(folder, path)), None)
+
+
 def _check_rights(root: str, writes: bool) -> None:
     """Raise SandboxError for a workspace in which the agent could not work: its user is that of this process, but root's
     agent may not do what root may."""
@@ -313,6 +321,10 @@ def bubblewrap(
             raise SandboxError(f"sandbox.bubblewrap: ro names {path!r}, which is not there.")
         if path == "/":
             raise SandboxError("sandbox.bubblewrap: ro=['/'] would show the whole machine; name what is needed.")
+        if own := _hidden_by(os.path.realpath(path)):
+            raise SandboxError(
+                f"sandbox.bubblewrap: ro names {path!r}, which would hide the sandbox's own {own}. Name what is needed in it."
+            )
     bounds = limits or Limits()
     if not isinstance(bounds, Limits):
         raise TypeError(f"limits takes sandbox.Limits(memory=..., processes=...), not {bounds!r}.")
