@@ -30,13 +30,14 @@ from .types.errors import (
     SessionLost,
     StateIncompatible,
 )
+from .types.events import Notice
 from .types.rules import is_about
 from .types.runtime import Folded, Launch, LaunchContext, Runtime
 from .types.sandbox import Enclosure, Folders, Job, Sandbox
 from .workspace import SessionDirs, native
 from .workspace.blobs import Blobs
 from .workspace.confined import Root, make_folder
-from .workspace.roots import VIRTUAL, Roots
+from .workspace.roots import Names
 
 MARK = "HOSTLER_RUN"
 ARTIFACTS = "HOSTLER_ARTIFACTS"
@@ -96,11 +97,14 @@ class Place:
     spool_limit: int
 
     @property
+    def inside(self) -> Folders:
+        """The session's folders as the program sees them."""
+        return self.sandbox.inside(self.dirs.folders(self.sandbox.root))
+
+    @property
     def skills(self) -> str | None:
         """The folder of the session's skills, as the program sees it; None when it has none."""
-        if not self.rules.get("skills"):
-            return None
-        return "/skills" if self.sandbox.workdir == VIRTUAL else self.dirs.skills
+        return self.inside.skills if self.rules.get("skills") else None
 
     @property
     def schema_at(self) -> Literal["launch", "prompt"] | None:
@@ -118,8 +122,7 @@ class Place:
     @property
     def folders(self) -> tuple[str, ...]:
         """The persistent dirs that the program may write, as it sees them."""
-        there = "/persistent" if self.sandbox.workdir == VIRTUAL else self.dirs.persistent
-        return tuple(f"{there}/{name}" for name in self._persistent(read_only=False))
+        return tuple(f"{self.inside.persistent}/{name}" for name in self._persistent(read_only=False))
 
     @property
     def readonly(self) -> tuple[str, ...]:
@@ -195,6 +198,7 @@ class Launched:
     progress: Progress
     resumed: str | None
     branch: Branch | None = None
+    notices: tuple[Notice, ...] = ()
 
     def stored(self) -> dict[str, Any]:
         return {
@@ -233,8 +237,10 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
     mark = secrets.token_hex(16)
     inside = await asyncio.to_thread(_enclose, place, argv)
     folders = inside.folders
+    listener = inside.listener
     # Where the program has a network of its own, the keeper's init binds its model's address in there.
-    listener = None if inside.model_port else socket.create_server(("127.0.0.1", 0), backlog=128)
+    if listener is None and not inside.model_port:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     try:
         port = inside.model_port if listener is None else listener.getsockname()[1]
         url = f"http://127.0.0.1:{port}"
@@ -284,6 +290,7 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
             model_port=inside.model_port,
             groups=inside.groups,
             enclosed=bool(inside.wrap),
+            far=inside.far,
         )
         try:
             address = await keeper.start(spec, listener)
@@ -294,7 +301,7 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
             listener.close()
     resumed = "native" if native_id else "replayed" if fresh else None
     progress = begun(runtime.codec, folded)
-    return Launched(address, token, tool_token, place.fingerprint(), progress, resumed, branch)
+    return Launched(address, token, tool_token, place.fingerprint(), progress, resumed, branch, inside.notices)
 
 
 async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) -> Program:
@@ -398,8 +405,9 @@ def _project_code(place: Place) -> str | None:
 def _instructions(place: Place) -> str | None:
     """The caller's, and those of skills and of the project where the program does not read them itself."""
     given = place.rules["instructions"]
-    if given and place.sandbox.workdir != VIRTUAL:  # a program that does not see the folders under their names
-        given = Roots(place.dirs.workspace(place.sandbox.root).mounts).translated(given)
+    names = Names.of(place.inside)
+    if given and names is not None:  # a program that does not see the folders under their names
+        given = names.translated(given)
     parts = [given, place.offered]
     for name in place.runtime.project_instructions:
         with contextlib.suppress(OSError, PathError):

@@ -18,7 +18,7 @@ from sqlalchemy import Row
 from .. import keeper
 from ..keeper import KeeperAddress
 from ..store import Store, queries
-from ..workspace import SessionDirs
+from ..workspace import SessionDirs, layout
 from . import retention
 from .identity import lock_is_free, machine_id
 from .settings import Settings
@@ -178,7 +178,7 @@ def _folders(sessions: Sequence[Row[Any]], data_dir: str) -> Iterator[Leftover]:
                 if os.path.basename(path).startswith(".")
                 else "a session that the store does not know"
             )
-            yield Leftover(f"folder of {what}: {path}", _call(shutil.rmtree, path))
+            yield Leftover(f"folder of {what}: {path}", _call(layout.erase, path))
 
 
 def _entries(folder: str) -> list[str]:

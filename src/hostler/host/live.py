@@ -33,7 +33,7 @@ from ..types.runtime import Answer, Runtime, Steer
 from ..types.sandbox import Sandbox
 from ..workspace import SessionDirs, Watch
 from ..workspace.artifacts import Vault
-from ..workspace.roots import VIRTUAL, Roots
+from ..workspace.roots import Names, Roots
 from . import upkeep
 from .hold import Hold
 from .notices import told
@@ -98,7 +98,9 @@ class LiveSession:
         self.looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
         self._accepting: set[asyncio.Task[Any]] = set()
         self.watch = Watch(sandbox.root, dirs.private)
-        self.roots = Roots(dirs.workspace(sandbox.root).mounts)
+        # The folders whose names the program does not know; None where it sees them as the app does.
+        self.names = Names.of(sandbox.inside(dirs.folders(sandbox.root)))
+        self.roots = Roots(dirs.workspace(sandbox.root).mounts, names=self.names)
         self.persistent = Persistent(host, row.id, row.key, dirs, options.persistent_dirs)
         self.vault = Vault(self.roots, os.path.join(dirs.private, "artifacts"))
         self.tools = SessionTools(self, reach)
@@ -315,11 +317,6 @@ class LiveSession:
         self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
         self.native_id = native_id or self.native_id
 
-    @property
-    def names(self) -> Roots | None:
-        """The folders whose names the program does not know; None where it sees them as the app does."""
-        return None if self.sandbox.workdir == VIRTUAL else self.roots
-
     def place(self) -> Place:
         """Where and how the program runs under the session's own rules."""
         return self.place_of(self.rules, Call())
@@ -353,10 +350,17 @@ class LiveSession:
     async def close(self) -> None:
         """End the turn and the program; what finished turns left stays in the store."""
         await self._ended(status="idle" if self.rules.get("keyed") else "closed")
+        await self._close_own()
 
     async def stop(self) -> None:
         """End the program; the session can be resumed."""
         await self._ended(status="idle")
+        await self._close_own()
+
+    async def _close_own(self) -> None:
+        """A sandbox that the session has made ends with it. One that was passed in is its caller's."""
+        if getattr(self.sandbox, "own", False) and self.running is None:
+            await asyncio.to_thread(self.sandbox.close)
 
     async def detach(self) -> None:
         """Leave the program, and a turn if one runs, to its keeper."""
