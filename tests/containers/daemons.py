@@ -220,9 +220,11 @@ def _lives(pid: int) -> bool:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     try:
-        return str(RUN).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        dead = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
     except OSError:
         return False
+    return str(RUN).encode() in line if line else not dead  # one that is just being started has no line yet
 
 
 def _until(condition: Callable[[], bool]) -> bool:
