@@ -131,7 +131,7 @@ class Docker:
         with connected(self._address) as daemon:
             container.check_image(daemon, self.settings.image)
             if self.place is not None:
-                self._running(daemon, self._shared_binds(permissions), permissions)
+                self._running(daemon, self._shared_binds(permissions), permissions, self.place.filled)
 
     def enclose(self, job: Job) -> Enclosure:
         """The job in the container, which runs then. Raises SandboxError, HarnessInstallFailed for an image without the
@@ -139,10 +139,11 @@ class Docker:
         offline = self._check_network(job)
         with connected(self._address) as daemon:
             if self.place is None:
-                known = os.path.join(os.path.dirname(job.folders.launch), "container")
-                found = self._running(daemon, self._own_binds(job), job.permissions, known)
+                used = os.path.join(os.path.dirname(job.folders.launch), "container")
+                found = self._running(daemon, self._own_binds(job), job.permissions, used)
             else:
-                found = self._running(daemon, self._shared_binds(job.permissions), job.permissions)
+                binds = self._shared_binds(job.permissions)
+                found = self._running(daemon, binds, job.permissions, self.place.filled)
             inside = self.inside(job.folders)
             listener = self._listener(found)
             try:
@@ -195,12 +196,9 @@ class Docker:
 
     # ---- the container ----------------------------------------------------------------------------------------------
 
-    def _running(
-        self, daemon: Daemon, binds: tuple[Bind, ...], permissions: Permissions, known: str | None = None
-    ) -> Found:
-        """``known`` is a file that is there when a session's own container has been made before."""
+    def _running(self, daemon: Daemon, binds: tuple[Bind, ...], permissions: Permissions, used: str) -> Found:
+        """``used`` is a file that is there when the container has been made before."""
         given = self.settings
-        confined = permissions not in _STAYS
         plan = Plan(
             given.name,
             given.image,
@@ -211,23 +209,21 @@ class Docker:
             given.user,
             given.runtime,
             given.life,
-            self.root if self.place is None else self.place.path,
-            confined,
+            used,
+            permissions not in _STAYS,
             given.labels,
         )
         if self.place is None:
-            assert known is not None
             found = container.running(daemon, plan, replace=True)
         else:
-            known = self.place.filled
             self.place.make()
             with self.place.alone():
-                if not os.path.exists(known) and self.root == self.place.workspace:
+                if not os.path.exists(used) and self.root == self.place.workspace:
                     container.content(daemon, plan, self.place.fill)
                 found = container.running(daemon, plan, replace=False)
-        if found.made and os.path.exists(known):
+        if found.made and os.path.exists(used):
             self._replaced = True
-        Path(known).touch(mode=0o600)
+        Path(used).touch(mode=0o600)
         return found
 
     def _notices(self) -> tuple[Notice, ...]:

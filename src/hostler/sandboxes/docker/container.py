@@ -13,15 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...types.errors import SandboxError
+from .. import seccomp
 from ..limits import Limits
 from .daemon import Daemon
+from .place import Place
 
-CONFIG, IMAGE, LIFE, PLACE, OWNER = (f"hostler.{name}" for name in ("config", "image", "life", "place", "owner"))
+# Labels. USED is a file of this machine that is touched whenever a program is started in the container.
+CONFIG, IMAGE, LIFE, USED, USER, OWNER = (
+    f"hostler.{name}" for name in ("config", "image", "life", "used", "user", "owner")
+)
 _COMMAND = ["/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]
 # As root, what a package manager needs; no capability at all for anybody else.
 _CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 _LEAVING = 30.0
 OFFLINE = "none"
+SHELL = "An agent needs a shell, with tr, sed and grep: use an image that has them, such as debian:stable-slim."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Plan:
     user: str | None
     runtime: str | None
     life: float
-    place: str
+    used: str
     readonly: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -181,9 +187,9 @@ def _made(daemon: Daemon, plan: Plan) -> Found:
                 CONFIG: json.dumps(plan.config()),
                 IMAGE: plan.image,
                 LIFE: f"{plan.life:g}",
-                PLACE: plan.place,
+                USED: plan.used,
+                USER: user,
                 OWNER: str(os.geteuid()),
-                "hostler.user": user,
             },
             host_config=_host_config(daemon, plan, user, userns, init),
         )["Id"]
@@ -195,6 +201,8 @@ def _made(daemon: Daemon, plan: Plan) -> Found:
                 daemon.client.api.remove_container(id, force=True, v=True)
             if init and "init" in str(error):  # docker-init, or what Podman has in its place, is not installed
                 continue
+            if _COMMAND[0] in str(error):
+                raise SandboxError(f"The image {plan.image!r} has no {_COMMAND[0]}. {SHELL}") from None
             raise SandboxError(f"The container {plan.name!r} does not start: {_said(error)}.") from None
         break
     attrs = daemon.client.api.inspect_container(id)
@@ -248,9 +256,19 @@ def _host_config(daemon: Daemon, plan: Plan, user: str, userns: str | None, init
         userns_mode=userns,
         cap_drop=["ALL"],
         cap_add=list(_CAPABILITIES) if root and not plan.readonly else None,
-        security_opt=["no-new-privileges"],
+        security_opt=["no-new-privileges", *_filter(daemon)],
         extra_hosts=_hosts(daemon, plan.network),
     )
+
+
+def _filter(daemon: Daemon) -> list[str]:
+    """The system calls that are refused; the engine's own filter where there is none for this kind of processor."""
+    if not seccomp.supported():
+        return []
+    profile = json.dumps(seccomp.profile())
+    if not daemon.podman:
+        return [f"seccomp={profile}"]
+    return [f"seccomp={Place.common('seccomp.json', profile)}"]  # it takes the path of a file
 
 
 def _hosts(daemon: Daemon, network: str) -> dict[str, str] | None:
@@ -324,7 +342,7 @@ def _started(daemon: Daemon, attrs: Mapping[str, Any], plan: Plan) -> Found:
             f"The container {plan.name!r} does not start: {_said(error)}. If it cannot be mended, remove it "
             f"(docker rm -f {plan.name})."
         ) from None
-    return Found(id, attrs["Config"]["Labels"]["hostler.user"], int(state["Pid"]), False)
+    return Found(id, attrs["Config"]["Labels"][USER], int(state["Pid"]), False)
 
 
 def _said(error: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket as unix
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,9 @@ def connected(socket: str) -> Iterator[Daemon]:
     client: Any = None
     try:
         try:
+            with unix.socket(unix.AF_UNIX) as probe:  # the SDK would not close its own when nobody is there
+                probe.settimeout(_TIMEOUT)
+                probe.connect(socket)
             client = docker.DockerClient(base_url=_UNIX + socket, timeout=_TIMEOUT)
             version = client.version()
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:

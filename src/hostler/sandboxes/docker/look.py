@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...types.errors import SandboxError
+from .container import SHELL
 
 _NO_SHELL = (126, 127)
 # One look for everything: each takes the engine some 50 ms.
@@ -56,10 +57,7 @@ def look(
     except docker.errors.APIError as error:
         raise SandboxError(f"Nothing can be run in the container {name!r}: {error.explanation or error}") from None
     if code in _NO_SHELL:
-        raise SandboxError(
-            f"The image of the container {name!r} has no /bin/sh ({said.strip()}). An agent needs a shell with tr, sed and "
-            "grep: use an image that has one, such as debian:stable-slim."
-        )
+        raise SandboxError(f"The image of the container {name!r} has no /bin/sh ({said.strip()}). {SHELL}")
     lines = [line.partition("=")[::2] for line in said.splitlines()]
     one = {key: value for key, value in lines if value}
     return Seen(

@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import tarfile
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -31,6 +32,17 @@ class Place:
         """That of the container with this name; an engine at another socket has containers of its own."""
         digest = hashlib.sha256(os.path.realpath(socket).encode()).hexdigest()[:8]
         return cls(os.path.join(os.path.realpath(state_dir()), "containers", f"{name}-{digest}"))
+
+    @staticmethod
+    def common(name: str, text: str) -> str:
+        """A file for all containers of this user; its path."""
+        folder = os.path.join(os.path.realpath(state_dir()), "containers")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        path = os.path.join(folder, name)
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+            file.write(text)
+        os.replace(file.name, path)
+        return path
 
     @property
     def workspace(self) -> str:
