@@ -36,7 +36,7 @@ from .types.runtime import Folded, Launch, LaunchContext, Runtime
 from .types.sandbox import Enclosure, Folders, Job, Sandbox
 from .workspace import SessionDirs, native
 from .workspace.blobs import Blobs
-from .workspace.confined import Root, make_folder
+from .workspace.confined import Root, clear_folder, make_folder
 from .workspace.roots import Names
 
 MARK = "HOSTLER_RUN"
@@ -419,13 +419,10 @@ def _instructions(place: Place) -> str | None:
 def _write_files(dirs: SessionDirs, inside: Folders, plan: Launch) -> None:
     """The program's configuration anew; what an agent left in its place is gone before. The plan's paths are those of
     ``inside``."""
-    for base, path in (
-        (dirs.root, os.path.basename(dirs.launch)),
-        *((dirs.home, os.path.relpath(p, inside.home)) for p in plan.clear),
-    ):
+    for path in plan.clear:
         with contextlib.suppress(FileNotFoundError):
-            Root(base).remove(path)
-    os.makedirs(dirs.launch, mode=0o700, exist_ok=True)
+            Root(dirs.home).remove(os.path.relpath(path, inside.home))
+    clear_folder(dirs.launch)
     for path, text in plan.files.items():
         for seen, base in ((inside.home, dirs.home), (inside.launch, dirs.launch)):
             if path.startswith(seen + os.sep):
@@ -434,10 +431,11 @@ def _write_files(dirs: SessionDirs, inside: Folders, plan: Launch) -> None:
         else:
             raise ValueError(f"A runtime wants to write {path}, outside its home and its files_dir.")
     for path, target in plan.links.items():
-        if not path.startswith(dirs.launch + os.sep):
+        if not path.startswith(inside.launch + os.sep):
             raise ValueError(f"A runtime wants to link {path}, outside its files_dir.")
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        os.symlink(target, path)
+        link = os.path.join(dirs.launch, os.path.relpath(path, inside.launch))
+        os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
+        os.symlink(target, link)
 
 
 def _address(program: Mapping[str, Any]) -> KeeperAddress:

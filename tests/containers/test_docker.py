@@ -8,10 +8,10 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ import pytest
 from tests.conftest import keepers_of, wait_until
 from tests.containers.daemons import Engine
 from tests.containers.images import AGENTS, BARE, FAKE_PROGRAM, PLAIN, USER
+from tests.sandboxes.test_escapes import USER as ORDINARY
+from tests.sandboxes.test_escapes import as_ordinary
+from tests.sandboxes.test_escapes import home as home
 from tests.sessions.programs import ALL, CLAUDE, CODEX, KEY, OPENCODE, Program, ids
 from tests.sessions.programs import FAKE_PROGRAM as FAKE_AGENT
 
@@ -33,16 +36,6 @@ from hostler.testing.model_server import ModelServer
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 IN_IMAGE = ["python3", "-I", "-S", "-E", FAKE_PROGRAM]
-
-
-@pytest.fixture(autouse=True)
-def _places(state_dir: Path, engine_environment: None) -> None:
-    """The folders of containers are where those of sessions are: both in the test's own."""
-
-
-@pytest.fixture
-def engine_environment() -> None:
-    """What every test of this file asks of the machine is said by its own fixtures."""
 
 
 @pytest.fixture
@@ -122,25 +115,18 @@ def test_every_program_runs_in_it(
 def test_podman(program: Program, podman_engine: Engine, container_name: str, models: ModelServer) -> None:
     box = sandbox.docker(AGENTS if program.fake else PLAIN, name=container_name)
     with hostler.agent_session(program.harness, sandbox=box, **given(program, models)) as session:
-        assert session.run(program.shell("id -u > out; setsid sleep 1000 >&- 2>&- <&- &", "CODEWORD-one")).error is None
+        assert session.run(program.shell("id -u > out; (sleep 1000 >&- 2>&- <&- &)", "CODEWORD-one")).error is None
         assert Path(box.root, "out").read_text() == f"{os.geteuid()}\n"
         state = session.stop()
     assert wait_until(lambda: idle(podman_engine, container_name), 5), commands(podman_engine, container_name)
-    with docker_gone(podman_engine, container_name):
-        pass
+    with podman_engine.client() as client:
+        client.api.remove_container(container_name, force=True)
     with hostler.agent_resume(state, sandbox=box, **given(program, models)) as session:
         before = len(models.calls)
         result = session.run(program.recall())
         assert session.resumed == "native"
         assert [event.code for event in result.events if isinstance(event, Notice)][:1] == ["container_replaced"]
         assert "CODEWORD-one" in (result.text if program.fake else json.dumps([c.body for c in models.calls[before:]]))
-
-
-@contextlib.contextmanager
-def docker_gone(engine: Engine, name: str) -> Iterator[None]:
-    with engine.client() as client:
-        client.api.remove_container(name, force=True)
-    yield
 
 
 def test_a_session_of_a_host_in_a_container_of_its_own(
@@ -203,9 +189,7 @@ def test_a_resume_without_a_sandbox_finds_the_container(
     with hostler.agent_resume(state, **options) as session:
         assert shell(session, "ls /installed") == "/installed\n"
     other = sandbox.docker(AGENTS, name=f"{container_name}-2")
-    with pytest.raises(StateIncompatible, match="works in"):
-        hostler.agent_resume(state, sandbox=other, **options)._core  # noqa: B018
-    with pytest.raises(StateIncompatible), hostler.agent_resume(state, sandbox=other, **options):
+    with pytest.raises(StateIncompatible, match="works in"), hostler.agent_resume(state, sandbox=other, **options):
         pass
 
 
@@ -291,9 +275,11 @@ def test_a_strangers_container_is_left_alone(
 ) -> None:
     with docker_engine.client() as client:
         client.api.create_container(AGENTS, name=container_name)
-    with pytest.raises(SandboxError, match=f"{container_name}' that hostler has not made"):
-        with hostler.agent_session(FAKE, sandbox=sandbox.docker(AGENTS, name=container_name), **options):
-            pass
+    with (
+        pytest.raises(SandboxError, match=f"{container_name}' that hostler has not made"),
+        hostler.agent_session(FAKE, sandbox=sandbox.docker(AGENTS, name=container_name), **options),
+    ):
+        pass
     sandbox.docker(AGENTS, name=container_name).close()
     assert attrs(docker_engine, container_name)["State"]["Status"] == "created"
 
@@ -305,9 +291,11 @@ def test_a_container_of_other_rules_is_not_taken_for_these(
         with pytest.raises(SandboxError, match="its readonly is False, not True"):
             session.run("x", permissions="edit")
         assert session.run("x").error is None
-    with pytest.raises(SandboxError, match="its network is 'none', not 'bridge'"):
-        with hostler.agent_session(FAKE, sandbox=sandbox.docker(AGENTS, name=container_name, network="on"), **options):
-            pass
+    with (
+        pytest.raises(SandboxError, match="its network is 'none', not 'bridge'"),
+        hostler.agent_session(FAKE, sandbox=sandbox.docker(AGENTS, name=container_name, network="on"), **options),
+    ):
+        pass
 
 
 def test_two_who_make_it_at_once(docker_engine: Engine, container_name: str) -> None:
@@ -334,9 +322,11 @@ def test_an_image_without_the_program(
     program: Program, docker_engine: Engine, container_name: str, models: ModelServer
 ) -> None:
     box = sandbox.docker(BARE, name=container_name)
-    with hostler.agent_session(program.harness, sandbox=box, **given(program, models)) as session:
-        with pytest.raises(HarnessInstallFailed, match=r"RUN npm install -g .+") as caught:
-            session.run("x")
+    with (
+        hostler.agent_session(program.harness, sandbox=box, **given(program, models)) as session,
+        pytest.raises(HarnessInstallFailed, match=r"RUN npm install -g .+") as caught,
+    ):
+        session.run("x")
     assert BARE in str(caught.value)
     assert models.calls == []
 
@@ -345,9 +335,11 @@ def test_engines_and_images_that_are_not_there(
     docker_engine: Engine, container_name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fails(match: str, image: str = AGENTS) -> None:
-        with pytest.raises(SandboxError, match=match):
-            with hostler.agent_session(FAKE, sandbox=sandbox.docker(image, name=container_name), **options):
-                pass
+        with (
+            pytest.raises(SandboxError, match=match),
+            hostler.agent_session(FAKE, sandbox=sandbox.docker(image, name=container_name), **options),
+        ):
+            pass
 
     fails("no image 'no-such:1'.*docker build -t no-such:1", "no-such:1")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
@@ -366,16 +358,20 @@ def test_engines_and_images_that_are_not_there(
 
 
 def test_an_image_without_a_shell(docker_engine: Engine, container_name: str, options: dict[str, Any]) -> None:
-    tag = f"localhost/{container_name}"
+    tag = f"localhost/{container_name}:latest"
     with docker_engine.client() as client:
-        client.api.import_image_from_data(packed({"nothing": b""}), repository=tag, tag="latest")
+        client.api.import_image_from_data(packed({"nothing": b""}), repository=tag)
     try:
-        with pytest.raises(SandboxError, match="has no /bin/sh"):
-            with hostler.agent_session(FAKE, sandbox=sandbox.docker(f"{tag}:latest", name=container_name), **options):
-                pass
+        box = sandbox.docker(tag, name=container_name)
+        with (
+            pytest.raises(SandboxError, match="has no /bin/sh"),
+            hostler.agent_session(FAKE, sandbox=box, **options) as s,
+        ):
+            s.run("x")
     finally:
+        box.close()
         with docker_engine.client() as client:
-            client.api.remove_image(f"{tag}:latest", force=True)
+            client.api.remove_image(tag, force=True)
 
 
 def test_a_user_who_may_not_enter_the_workspace(
@@ -383,9 +379,11 @@ def test_a_user_who_may_not_enter_the_workspace(
 ) -> None:
     """Case E10: said before the first model call."""
     box = sandbox.docker(USER, name=container_name, user=1000)
-    with hostler.agent_session(FAKE, sandbox=box, **options) as session:
-        with pytest.raises(SandboxError, match="the user 1000 cannot read /workspace"):
-            session.run(json.dumps([{"model": "x"}]))
+    with (
+        hostler.agent_session(FAKE, sandbox=box, **options) as session,
+        pytest.raises(SandboxError, match="the user 1000 cannot read /workspace"),
+    ):
+        session.run(json.dumps([{"model": "x"}]))
     assert models.calls == []
 
 
@@ -424,9 +422,11 @@ def test_permissions_are_held_by_the_container(program: Program, docker_engine: 
         assert [entry.path for entry in session.files.list()] == ["/session/a"]
         assert "container_replaced" in [event.code for event in result.events if isinstance(event, Notice)]
     network = lambda ws: sandbox.docker(AGENTS, mounts=ws.mounts, network="on")  # noqa: E731
-    with hostler.agent_session(program.harness, sandbox=network, **given(program, models)) as session:
-        with pytest.raises(CapabilityUnsupported, match="allows no network"):
-            session.run("x", permissions="edit")
+    with (
+        hostler.agent_session(program.harness, sandbox=network, **given(program, models)) as session,
+        pytest.raises(CapabilityUnsupported, match="allows no network"),
+    ):
+        session.run("x", permissions="edit")
 
 
 def test_a_network_with_this_machine_in_it(docker_engine: Engine, container_name: str, options: dict[str, Any]) -> None:
@@ -441,15 +441,17 @@ def test_a_server_of_the_apps_that_cannot_be_reached(
 ) -> None:
     box = sandbox.docker(PLAIN, name=container_name)
     servers = {"far": {"url": "http://127.0.0.1:1/"}}
-    with hostler.agent_session(CLAUDE.harness, sandbox=box, mcp_servers=servers, **given(CLAUDE, models)) as session:
-        with pytest.raises(CapabilityUnsupported, match="'far' is at a URL, and the container has no network"):
-            session.run("x")
+    with (
+        hostler.agent_session(CLAUDE.harness, sandbox=box, mcp_servers=servers, **given(CLAUDE, models)) as session,
+        pytest.raises(CapabilityUnsupported, match="'far' is at a URL, and the container has no network"),
+    ):
+        session.run("x")
 
 
 # ---- ends -----------------------------------------------------------------------------------------------------------
 
-# Grandchildren of every kind: with a session of their own, without the environment, both.
-STRAYS = "sleep 1001 & setsid sleep 1002 >&- 2>&- <&- & env -i sleep 1003 & env -i setsid sh -c 'sleep 1004 & sleep 1004' & sleep 1005"
+# Grandchildren of every kind: whose parents have ended, without the environment, both.
+STRAYS = "sleep 1001 & (sleep 1002 >&- 2>&- <&- &) ; (env -i sleep 1003 &) ; env -i sh -c 'sleep 1004 & sleep 1004' & sleep 1005"
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
@@ -466,7 +468,9 @@ def test_a_cancelled_turn_leaves_nothing_in_the_container(
     with hostler.agent_session(program.harness, sandbox=box, **given(program, models)) as session:
         assert session.run("Hello.").error is None
         stream = session.stream(program.shell(STRAYS), timeout=3 if how == "timeout" else None)
-        assert wait_until(lambda: sum("sleep 100" in line for line in commands(docker_engine, container_name)) >= 7, 40)
+        assert wait_until(
+            lambda: sum(line.startswith("sleep 100") for line in commands(docker_engine, container_name)) == 7, 40
+        )
         begun = time.monotonic()
         if how == "cancel":
             session.cancel()
@@ -552,8 +556,6 @@ def test_an_app_that_is_killed(
         "print(s.state().dumps().decode(), flush=True)\n"
         "for e in s.stream(json.dumps([{'shell': 'sleep 2; echo 1 >> once'}, {'model': 'x'}, {'text': 'end'}])): print(type(e).__name__, flush=True)\n"
     )
-    import sys
-
     with subprocess.Popen([sys.executable, "-c", code, json.dumps(options)], stdout=subprocess.PIPE, text=True) as app:
         assert app.stdout is not None
         state = State.loads(app.stdout.readline())
@@ -575,7 +577,7 @@ def test_gvisor(program: Program, docker_engine: Engine, gvisor: str, container_
     """Nobody enters its network from outside: Python in the image forwards the model's address."""
     box = sandbox.docker(AGENTS, name=container_name, runtime=gvisor)
     with hostler.agent_session(program.harness, sandbox=box, **given(program, models)) as session:
-        result = session.run(program.shell("uname -r > kernel; setsid sleep 1000 >&- 2>&- <&- &", "CODEWORD-one"))
+        result = session.run(program.shell("uname -r > kernel; (sleep 1000 >&- 2>&- <&- &)", "CODEWORD-one"))
         assert result.error is None
         assert session.files.read("kernel").decode().strip() != os.uname().release
         assert result.usage.calls >= 1
@@ -592,9 +594,11 @@ def test_gvisor(program: Program, docker_engine: Engine, gvisor: str, container_
 
 def test_gvisor_without_python(docker_engine: Engine, gvisor: str, container_name: str, models: ModelServer) -> None:
     box = sandbox.docker(PLAIN, name=container_name, runtime=gvisor)
-    with hostler.agent_session(CLAUDE.harness, sandbox=box, **given(CLAUDE, models)) as session:
-        with pytest.raises(SandboxError, match="has no Python that could forward it"):
-            session.run("x")
+    with (
+        hostler.agent_session(CLAUDE.harness, sandbox=box, **given(CLAUDE, models)) as session,
+        pytest.raises(SandboxError, match="has no Python that could forward it"),
+    ):
+        session.run("x")
 
 
 def test_a_model_through_the_forwarder(
@@ -611,10 +615,7 @@ def test_a_model_through_the_forwarder(
         result = session.run(json.dumps([{"model": "x" * 3_000_000}, {"model": "hay"}, {"text": "end"}]))
         assert result.error is None
         assert result.usage.calls == 2
-        assert (
-            max(len(call.raw) if hasattr(call, "raw") else len(json.dumps(call.body)) for call in models.calls)
-            > 3_000_000
-        )
+        assert max(len(json.dumps(call.body)) for call in models.calls) > 3_000_000
 
 
 # ---- gc -------------------------------------------------------------------------------------------------------------
@@ -642,3 +643,42 @@ def test_what_nobody_uses_is_removed(
     assert found(now + 30 * 86400) == []  # a session can still be resumed in its folder
     with hostler.agent_resume(state, sandbox=box, **options) as session:
         assert shell(session, "cat kept") == "1\n"
+
+
+def test_a_fork_has_a_container_of_its_own(docker_engine: Engine, container_name: str, options: dict[str, Any]) -> None:
+    box = sandbox.docker(AGENTS, name=container_name)
+    with hostler.agent_session(FAKE, sandbox=box, **options) as session:
+        assert session.run(FAKE_AGENT.say("CODEWORD-one")).error is None
+        shell(session, "echo 1 > a")
+        with session.fork("fork") as fork:
+            assert "CODEWORD-one" in fork.run(FAKE_AGENT.recall()).text
+            assert shell(fork, "pwd; cat a; echo 2 > a") == "/workspace\n1\n"
+            own = fork._core._live.sandbox.name
+            assert attrs(docker_engine, own)["State"]["Running"]
+        with pytest.raises(docker.errors.NotFound):
+            attrs(docker_engine, own)
+        assert session.files.read("a") == b"1\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
+def test_an_ordinary_user(docker_engine: Engine, container_name: str, home: Path) -> None:
+    """Who may use the engine's socket, and nothing else: the agent is that user, its files are its own, and its model is
+    reached through the forwarder."""
+    code = f"""
+import json, os, hostler
+from hostler.testing.fake_runtime import FAKE
+from hostler.testing.model_server import ModelServer
+box = hostler.sandbox.docker({AGENTS!r}, name={container_name!r})
+with ModelServer(key="k") as models:
+    options = dict(model="claude-sonnet-4-5", api_base=models.url, api_key="k", options={{"program": {IN_IMAGE!r}}})
+    with hostler.agent_session(FAKE, sandbox=box, **options) as session:
+        result = session.run(json.dumps([{{"shell": "id -u; id -un; echo x > out; {STRAYS}"}}]), timeout=4)
+        result = session.run(json.dumps([{{"shell": "id -u; id -un; grep -l 'sleep.100' /proc/[0-9]*/cmdline"}}, {{"model": "x"}}]))
+        print(json.dumps([result.text, str(result.error), result.usage.calls, os.stat(box.root + "/out").st_uid]))
+"""
+    said = as_ordinary(code, home, DOCKER_HOST=docker_engine.url)
+    text, error, calls, owner = json.loads(said.splitlines()[-1])
+    assert error == "None"
+    assert text.split()[:2] == [str(ORDINARY), "agent"]
+    assert "/proc/" not in text.replace("/proc/self", "")
+    assert (calls, owner) == (1, ORDINARY)

@@ -350,17 +350,10 @@ class LiveSession:
     async def close(self) -> None:
         """End the turn and the program; what finished turns left stays in the store."""
         await self._ended(status="idle" if self.rules.get("keyed") else "closed")
-        await self._close_own()
 
     async def stop(self) -> None:
         """End the program; the session can be resumed."""
         await self._ended(status="idle")
-        await self._close_own()
-
-    async def _close_own(self) -> None:
-        """A sandbox that the session has made ends with it. One that was passed in is its caller's."""
-        if getattr(self.sandbox, "own", False) and self.running is None:
-            await asyncio.to_thread(self.sandbox.close)
 
     async def detach(self) -> None:
         """Leave the program, and a turn if one runs, to its keeper."""
@@ -452,6 +445,8 @@ class LiveSession:
                 await self.hold.let_go()
                 await self.hold.end_stored(lease)
             await self.hold.without_program(lease)
+            if getattr(self.sandbox, "own", False):  # the session has made it; one that was passed in is its caller's
+                await asyncio.to_thread(self.sandbox.close)
         finally:
             await self.host.store.write(lambda conn: queries.release(conn, lease, status), durable=True)
             await asyncio.to_thread(self.watch.close)

@@ -137,6 +137,7 @@ class Docker:
         """The job in the container, which runs then. Raises SandboxError, HarnessInstallFailed for an image without the
         program, CapabilityUnsupported for what cannot be held."""
         offline = self._check_network(job)
+        servers = {name: _server(name, server, offline) for name, server in job.servers.items()}
         with connected(self._address) as daemon:
             if self.place is None:
                 used = os.path.join(os.path.dirname(job.folders.launch), "container")
@@ -167,7 +168,7 @@ class Docker:
             program=(seen.program, *job.program[1:]),
             folders=inside,
             cwd="/",
-            servers={name: _server(name, server, offline) for name, server in job.servers.items()},
+            servers=servers,
             listener=listener,
             far={
                 "bridge": [sys.executable, "-I", "-S", "-X", "utf8", BRIDGE],

@@ -26,6 +26,7 @@ for right in "$@"; do
   if ! [ -r "$folder" ] || ! [ -x "$folder" ]; then echo "unreadable=$folder"
   elif [ "$right" != "r$folder" ] && ! [ -w "$folder" ]; then echo "unwritable=$folder"; fi
 done
+echo seen
 """
 
 
@@ -55,9 +56,15 @@ def look(
         said = client.api.exec_start(id).decode(errors="replace")
         code = client.api.exec_inspect(id)["ExitCode"]
     except docker.errors.APIError as error:
-        raise SandboxError(f"Nothing can be run in the container {name!r}: {error.explanation or error}") from None
+        said, code = str(error.explanation or error), client.api.inspect_container(container)["State"]["ExitCode"]
+        if code not in _NO_SHELL:  # else it has ended at once: it is kept by a shell itself
+            raise SandboxError(f"Nothing can be run in the container {name!r}: {said}") from None
     if code in _NO_SHELL:
         raise SandboxError(f"The image of the container {name!r} has no /bin/sh ({said.strip()}). {SHELL}")
+    if not said.endswith("seen\n"):
+        raise SandboxError(
+            f"Nothing can be run in the container {name!r}: exit code {code}, and it said {said.strip()!r}."
+        )
     lines = [line.partition("=")[::2] for line in said.splitlines()]
     one = {key: value for key, value in lines if value}
     return Seen(

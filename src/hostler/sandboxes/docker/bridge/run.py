@@ -63,7 +63,7 @@ class Bridge:
                 words = self._tunnel.words.decode(errors="replace").strip()
                 raise EngineError(0, f"its model cannot be reached from inside: {words or 'no answer'}")
         argv = ["/bin/sh", "-c", _BECOME, "sh", *self._config["argv"]]
-        self._id, self._stream = self._exec(argv, self._config["env"])
+        self._id, self._stream = self._exec(argv, {**self._config["env"], "HOSTLER_RUN": self._config["mark"]})
         self._in = Out(self._loop, self._stream.socket.fileno(), self._stream.socket)
         self._in.on_room = self._out.on_room = self._err.on_room = self._gate
         self._on_output(self._stream.parsed())
@@ -74,8 +74,7 @@ class Bridge:
 
     def _exec(self, argv: list[str], env: dict[str, str]) -> tuple[str, Stream]:
         config = self._config
-        marked = {**env, "HOSTLER_RUN": config["mark"]}
-        return self._engine.start(config["container"], argv, marked, config["user"], config["cwd"])
+        return self._engine.start(config["container"], argv, env, config["user"], config["cwd"])
 
     def _until(self, condition: Any) -> None:
         end = time.monotonic() + _START
@@ -222,8 +221,8 @@ class Guard:
         """Raises EngineError."""
         config = self._config
         argv = ["/bin/sh", "-c", (_HERE / "guard.sh").read_text(), "sh", config["mark"], self._before]
-        env = {"HOSTLER_RUN": config["mark"]}
-        _, self._stream = self._engine.start(config["container"], argv, env, config["user"], "/")
+        # Without the mark: who ends what carries it leaves the guard to its work.
+        _, self._stream = self._engine.start(config["container"], argv, {}, config["user"], "/")
         self._out = Out(self._loop, self._stream.socket.fileno(), self._stream.socket)
         self._said.clear()
         self._ready = False
