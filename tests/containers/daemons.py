@@ -123,6 +123,7 @@ def _start(engine: Engine) -> None:
     _end(engine.name)  # what was left by a test run that was killed
     argv, env = _dockerd() if engine.name == "docker" else _podman()
     log = str(RUN / f"{engine.name}.log")
+    argv = ["env", "-C", str(RUN), *argv]  # some leave files where they are
     pid = os.posix_spawnp(  # not a Popen, which wants to see the end of what it has started
         argv[0],
         argv,

@@ -131,3 +131,4 @@ def test_the_table_of_the_readme_is_so() -> None:
     assert [row[0] for row in rows] == list(ATTEMPTS)
     assert {row[0] for row in rows if row[1] == "held by the keeper"} == BY_THE_KEEPER
     assert {row[2] for row in rows} == {"held", "held, with `limits=`"}
+    assert {row[0] for row in rows if row[3] != row[2]} == set(escapes.container({}, "").concedes)
