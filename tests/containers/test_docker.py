@@ -63,8 +63,7 @@ def commands(engine: Engine, name: str) -> list[str]:
     """What runs in the container."""
     with engine.client() as client:
         top = client.api.top(name)
-    column = [title.upper() for title in top["Titles"]].index("CMD" if "CMD" in top["Titles"] else "COMMAND")
-    return [row[column] for row in top["Processes"]]
+    return [row[-1] for row in top["Processes"]]
 
 
 def idle(engine: Engine, name: str) -> bool:
@@ -673,7 +672,7 @@ with ModelServer(key="k") as models:
     options = dict(model="claude-sonnet-4-5", api_base=models.url, api_key="k", options={{"program": {IN_IMAGE!r}}})
     with hostler.agent_session(FAKE, sandbox=box, **options) as session:
         result = session.run(json.dumps([{{"shell": "id -u; id -un; echo x > out; {STRAYS}"}}]), timeout=4)
-        result = session.run(json.dumps([{{"shell": "id -u; id -un; grep -l 'sleep.100' /proc/[0-9]*/cmdline"}}, {{"model": "x"}}]))
+        result = session.run(json.dumps([{{"shell": "id -u; id -un; grep -l 'sleep.10[0-5]' /proc/[0-9]*/cmdline"}}, {{"model": "x"}}]))
         print(json.dumps([result.text, str(result.error), result.usage.calls, os.stat(box.root + "/out").st_uid]))
 """
     said = as_ordinary(code, home, DOCKER_HOST=docker_engine.url)

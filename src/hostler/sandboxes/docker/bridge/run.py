@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CONTROL = 4  # the keeper's descriptor: the configuration in one line, then its wishes
 _START = 30.0
 _FLUSH = 5.0
+_FATE = 0.7
 _HERE = Path(__file__).parent
 # The program's first word on stderr is its number in there, which nobody else can know.
 _BECOME = 'echo "$$" >&2 && exec "$@"'
@@ -187,19 +188,24 @@ class Bridge:
 
     def _fate(self) -> str:
         """What became of the container, if the program was killed with it."""
-        name = self._config["name"]
-        for _ in range(25):  # its program ends a little before it does
+        name, words = self._config["name"], ""
+        removed = f"\nThe container {name!r} was removed while the program ran in it.\n"
+        end = time.monotonic() + _FATE
+        while time.monotonic() < end:  # its program ends a little before it does, and it ends before it is removed
             try:
                 state = self._engine.call("GET", f"/containers/{self._config['container']}/json")["State"]
             except EngineError as error:
                 if error.status == 404:
-                    return f"\nThe container {name!r} was removed while the program ran in it.\n"
+                    return removed
                 raise
+            if state["Status"] in ("removing", "dead"):
+                return removed
             if not state["Running"]:
-                why = " It ran out of its memory limit." if state.get("OOMKilled") else ""
-                return f"\nThe container {name!r} was stopped while the program ran in it (its exit code is {state['ExitCode']}).{why}\n"
-            time.sleep(0.02)
-        return ""
+                words = f"\nThe container {name!r} was stopped while the program ran in it (exit code {state['ExitCode']}).\n"
+            elif state.get("OOMKilled"):
+                words = f"\nA process in the container {name!r} wanted more memory than its limit, and was ended.\n"
+            time.sleep(0.05)
+        return words
 
 
 class Guard:
