@@ -102,10 +102,10 @@ async def finish(
     settled = replace(settled_by(ending.stored, outcome), finished=ending.stored.finished + 1, native=end.native)
     live.hold.learn(replace(settled, **{name: value for name, value in end.program.items() if name != "status"}))
     live.ended(end.result, settled.native_id)
+    live.host.journal.publish(live.id, records)
     if program is not None and outcome.progress is not None:
         with contextlib.suppress(KeeperError):  # it died after its turn: the next one finds out
             await program.close_turn(outcome.progress.frame)
-    live.host.journal.publish(live.id, records)
     await asyncio.to_thread(live.watch.save)
     if outcome.progress is not None:
         await live.persistent.told(live.native_id)

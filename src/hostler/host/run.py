@@ -140,6 +140,8 @@ async def _speak(
 
 async def _slot(live: LiveSession, running: Running, recovered: bool) -> bool:
     """Wait for a slot; False when the turn was stopped before it had one. A recovered one has a program to end."""
+    if live.host.slots.take_own(live.hold):
+        return True
     taking = asyncio.create_task(live.host.slots.take(live.hold))
     stopping = asyncio.create_task(running.stopping.wait())
     try:
