@@ -137,7 +137,7 @@ class App:
     """An app in a process of its own (see `child`), read line by line, that can be killed."""
 
     def __init__(self, job: Mapping[str, Any], *, cwd: Path | None, env: Mapping[str, str]) -> None:
-        path = os.pathsep.join(p for p in (*sys.path, os.environ.get("PYTHONPATH", "")) if p)
+        path = os.pathsep.join(p for p in (*sys.path, os.getcwd()) if p)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hostler.testing.conformance.child", base64.b64encode(pickle.dumps(job)).decode()],
             stdout=subprocess.PIPE,
@@ -156,8 +156,8 @@ class App:
             if line.startswith(start) and sum(seen.startswith(start) for seen in self.lines) >= count:
                 return line[len(start) :].strip()
         assert self.process.stderr is not None
-        words = self.process.stderr.read()[-2000:]
-        raise Unmet(f"the app ended before it said {start!r}: it said {self.lines[-3:]}, {words}")
+        words = (self.process.stderr.read().strip() or "nothing").splitlines()[-1]
+        raise Unmet(f"the app ended before it said {start!r}: its last words are {words}")
 
     def state(self) -> State:
         """The last State that it has said."""

@@ -65,7 +65,7 @@ def _bales(feed: str) -> str:
 
 ROWS = (
     Row("turn", "a turn, and the next one", turns.turn),
-    Row("deltas", "answers come in pieces", turns.deltas, "deltas"),
+    Row("deltas", "answers come in pieces", turns.deltas, "deltas", turns.deltas_denied),
     Row("shell", "its shell: events and changed files", turns.shell),
     Row("tools", "functions of the app (`tools=`)", tools.tools, "tools", rules.refusal(tools=[_bales])),
     Row(

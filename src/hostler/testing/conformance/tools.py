@@ -9,7 +9,7 @@ from typing import Any
 from ...types.errors import CapabilityUnsupported
 from ...types.events import ToolCall, ToolResult
 from . import offered
-from .bench import Bench, expect, prompt
+from .bench import Bench, Unmet, expect, prompt
 
 SERVER = """
 import json, sys
@@ -47,7 +47,8 @@ def bales(feed: str) -> str:
 
 def tools(bench: Bench) -> None:
     with bench.open(tools=[bales]) as session:
-        _called(bench, session, "bales", {"feed": "hay"}, "40 bales of CODEWORD-hay")
+        call = _called(bench, session, "bales", {"feed": "hay"}, "40 bales of CODEWORD-hay")
+        expect((call.name, call.builtin) == ("bales", False), f"the call is told as {call}")
 
 
 def servers(bench: Bench) -> None:
@@ -56,21 +57,21 @@ def servers(bench: Bench) -> None:
         _called(bench, session, "stable", {}, "CODEWORD-mare")
 
 
-def _called(bench: Bench, session: Any, name: str, given: dict[str, Any], answer: str) -> None:
+def _called(bench: Bench, session: Any, name: str, given: dict[str, Any], answer: str) -> ToolCall:
     """Have the model call a tool that it must have been offered; its answer comes back to the model."""
     session.run("What can you do?")
     tool = offered.of_app(bench.offered(), name)
     if tool is None:
-        expect(False, f"the model was not offered {name!r}, only {sorted(bench.offered())}")
-        return
+        raise Unmet(f"the model was not offered {name!r}, only {sorted(bench.offered())}")
     result = session.run(prompt(tool.step(**given), {"text": "done"}))
     expect(result.stop_reason == "done", f"the turn ended with {result.stop_reason}: {result.error}")
     results = [e for e in result.events if isinstance(e, ToolResult)]
     expect(len(results) == 1 and answer in results[0].output, f"the call of {name!r} gave {results}")
     expect(not results[0].is_error, f"the call of {name!r} is said to have failed")
-    calls = [(e.name, e.builtin, e.input) for e in result.events if isinstance(e, ToolCall)]
-    expect(calls[0][1:] == (False, given), f"the call is told as {calls}")
+    calls = [e for e in result.events if isinstance(e, ToolCall)]
+    expect(len(calls) == 1 and calls[0].input == given, f"the call is told as {calls}")
     expect(answer in json.dumps(bench.models.calls[-1].body), "the model was not told the answer")
+    return calls[0]
 
 
 def instructions(bench: Bench) -> None:
