@@ -92,7 +92,7 @@ class Own(Codex):
     [
         ("allow-deny", {"allow_deny": True}, "what deny= names ran"),
         ("deltas", {"deltas": False, "reasons": {"deltas": "so I say"}}, "say so in the sheet"),
-        ("lost-home", {"native_files": ()}, "SessionLost"),
+        ("lost-home", {"native_files": ()}, "StateIncompatible"),
         ("steer", {"steer": False}, "and not why"),
     ],
 )
@@ -213,14 +213,15 @@ def test_the_lists_of_cases_and_what_is_no_row() -> None:
 
 
 def test_the_table_has_numbers_for_reasons() -> None:
-    subject = Subject("acp", "Any", acp_agent(["agent"]))
+    sheet = {"fork": False, "history": False, "reasons": {"fork": "so I say", "history": "none", "allow_deny": "none"}}
+    subject = Subject("liar", "Liar", Liar(**sheet))
     lines = table.markdown([subject], table.of_sheets([subject])).splitlines()
-    assert lines[0] == "| | Any |"
-    assert "| `history()` | no (" in "\n".join(lines)
-    assert lines[-1].split(". ", 1)[1].startswith("Any: ")
+    assert lines[0] == "| | Liar |"
+    assert "| `history()` | no (1) |" in lines
+    assert lines[-2:] == ["1. Liar: none", "2. Liar: so I say"]
     shown = table.text([subject], [o for o in table.of_sheets([subject]) if o.row in ("turn", "fork")])
     assert shown.splitlines()[1].split() == ["turn", "yes"]
-    assert "acp: fork: no (" in shown
+    assert "liar: fork: no (so I say)" in shown
     with pytest.raises(ValueError, match="no place for the table"):
         table.put_into("# a page", "x")
 
