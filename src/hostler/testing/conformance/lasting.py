@@ -150,6 +150,8 @@ def restart(bench: Bench) -> None:
         elif isinstance(event, Retract):
             shown.pop(event.item, None)
     expect("".join(shown.values()) == ANSWER, f"what was shown and not taken back is {shown}")
+    numbers = [record.seq for record in found]
+    expect(numbers == list(range(1, len(numbers) + 1)), f"the journal's numbers are {numbers}")
 
 
 def restart_in_tool(bench: Bench) -> None:
