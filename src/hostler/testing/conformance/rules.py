@@ -56,8 +56,9 @@ def mode(permissions: Permissions, bench: Bench) -> None:
 def _judge(permissions: Permissions, done: set[str], asked: int) -> None:
     inside = set(WAYS) - _HELD
     match permissions:
-        case "full":
-            expect(done == set(WAYS), f"it could not {', '.join(sorted(set(WAYS) - done))}")
+        case "full":  # everything by some way: the writing tools of some programs know their workspace alone
+            missing = set(WAYS) - done - {"outside by its tool"}
+            expect(not missing, f"it could not {', '.join(sorted(missing))}")
         case "edit":
             expect(done & inside, "it could not write in the workspace")
             expect(not done & _HELD, f"it could {', '.join(sorted(done & _HELD))}")
