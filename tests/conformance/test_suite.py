@@ -14,7 +14,7 @@ from tests.conftest import processes_of
 
 from hostler.runtimes.codex import Codex
 from hostler.testing import FAKE, ModelServer, conformance, runtime_conformance
-from hostler.testing.conformance import PROGRAMS, ROWS, Case, Row, Subject, table
+from hostler.testing.conformance import PROGRAMS, ROWS, Case, Row, Subject, bench, table
 from hostler.testing.conformance.__main__ import main
 from hostler.testing.conformance.bench import Bench, Tails, Unmet, expect, prompt, until
 from hostler.testing.conformance.offered import Offered, of_app, offered, shell, write
@@ -115,12 +115,13 @@ def test_a_runtime_of_ones_own_is_tried_as_any_other(tmp: Path) -> None:
     assert case().status == "failed"
 
 
-def test_what_a_check_leaves_is_found_and_ended(tmp: Path) -> None:
+def test_what_a_check_leaves_is_found_and_ended(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "LEAVING", 0.2)
     seen: list[tuple[Tails, subprocess.Popen[bytes]]] = []
 
-    def leaves(bench: Bench) -> None:
-        tails = Tails(bench.workspace)
-        left = subprocess.Popen(["sh", "-c", tails.command], cwd=bench.workspace, env={"MARK": str(bench.root)})
+    def leaves(place: Bench) -> None:
+        tails = Tails(place.workspace)
+        left = subprocess.Popen(["sh", "-c", tails.command], cwd=place.workspace, env={"MARK": str(place.root)})
         seen.append((tails, left))
         expect(until(tails.run), "not begun")
 
@@ -134,7 +135,7 @@ def test_what_a_check_leaves_is_found_and_ended(tmp: Path) -> None:
 
 
 def test_a_check_that_breaks_is_a_failure_with_its_place(tmp: Path) -> None:
-    def breaks(bench: Bench) -> None:
+    def breaks(place: Bench) -> None:
         raise KeyError("hay")
 
     outcome = Case(Subject("fake", "Fake", FAKE), Row("breaks", "breaks", breaks))()

@@ -29,6 +29,7 @@ from .offered import Offered, offered
 
 KEY = "scripted"
 PATIENCE = 60.0  # seconds that a busy machine may take for what takes one or two
+LEAVING = 10.0  # seconds in which all that a check has started must be gone when it is over
 
 
 class Unmet(AssertionError):
@@ -234,7 +235,7 @@ def naming(word: bytes) -> list[int]:
 def clear(root: Path) -> list[int]:
     """End what still names this folder, and remove it; the processes that had been left."""
     word = os.fsencode(root)
-    left = [] if until(lambda: not naming(word), 5) else naming(word)
+    left = [] if until(lambda: not naming(word), LEAVING) else naming(word)
     for pid in left:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)

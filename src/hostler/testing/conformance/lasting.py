@@ -184,7 +184,7 @@ def sweep(bench: Bench) -> None:
         expect(len(tails.alive()) >= 2, "its processes are not seen")
         app.kill()
     home = str(bench.state_dir).encode()
-    gone = until(lambda: not tails.alive() and not naming(home), 20)
+    gone = until(lambda: not tails.alive() and not naming(home))
     expect(gone, f"{len(tails.alive())} processes of the tool are left, {len(naming(home))} of the program")
 
 

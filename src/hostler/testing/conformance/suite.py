@@ -71,9 +71,9 @@ class Case:
             saw = str(error) if isinstance(error, Unmet) else f"{type(error).__name__}: {error}"
         except Exception as error:
             saw = f"{type(error).__name__}: {error}\n{''.join(traceback.format_tb(error.__traceback__, -3))}"
-        if left := clear(root):
-            saw = saw or f"{len(left)} processes were left"
-        return saw
+        finally:
+            left = clear(root)
+        return saw or (f"{len(left)} processes were left" if left else None)
 
 
 def cases(subjects: Iterable[Subject], rows: Iterable[str] | None = None) -> list[Case]:

@@ -70,7 +70,7 @@ def steer(bench: Bench) -> None:
         stream = session.stream(prompt({"shell": f"touch began; {wait}"}, {"text": "on my way"}))
         expect(until((bench.workspace / "began").exists), "the tool did not begin")
         joined = session.stream("Take CODEWORD-left here.", on_busy="steer")
-        time.sleep(0.3)
+        time.sleep(1.0)  # until it has been told
         (bench.workspace / "go").touch()
         result = stream.wait()
         expect(joined.wait().turn_id == result.turn_id, "it became a turn of its own")
