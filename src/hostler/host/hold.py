@@ -257,6 +257,8 @@ class Hold:
         self._stored = None
         stored = stored_of(await self._host.store.read(lambda conn: queries.get_session(conn, self._id)))
         manifest = await asyncio.to_thread(self.save_history, stored.native_id or stored.new_id, stored)
+        # Of a program whose files are unknown, this alone says that there is a history.
+        manifest["begun"] = bool((stored.native or {}).get("begun"))
         await self._host.store.write(
             lambda conn: journal.set_program(conn, lease, program=None, frame=0, progress=None, native=manifest)
         )
