@@ -54,6 +54,7 @@ FAKE_PROGRAM = Program("fake", FAKE, "claude-sonnet-4-5")
 CLAUDE = Program("claude_code", Harness.CLAUDE_CODE, "claude-sonnet-4-5")
 CODEX = Program("codex", Harness.CODEX, "gpt-5")
 OPENCODE = Program("opencode", Harness.OPENCODE, "gpt-5")
+TOOL_LOOP = Program("tool_loop", Harness.TOOL_LOOP, "gpt-5")
 
 _QUICK = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX)]
 # OpenCode takes seconds of CPU to start: the resume matrix, the faults and the cases run it each time, the rest in soak.

@@ -196,7 +196,8 @@ class AcpCodec:
         elif "error" in message:
             turn["ended"] = {"error": message["error"]}
         else:
-            turn["ended"] = {"stop": obj(message.get("result")).get("stopReason")}
+            result = obj(message.get("result"))
+            turn["ended"] = {"stop": result.get("stopReason"), "at": obj(result.get("_meta")).get("place")}
         if not turn["prompts"]:
             self._end(step, turn["ended"] or {"stop": "end_turn"})
 
@@ -218,7 +219,8 @@ class AcpCodec:
         else:
             if stop == "max_tokens":
                 step.emit(Notice("max_tokens", "The answer was cut at the model's limit of output tokens."))
-            step.emit(Ended("done"))
+            place = how.get("at")
+            step.emit(Ended("done", at=place if isinstance(place, str) else None))
 
     # ---- what the agent tells ---------------------------------------------------------------------------------------
 
