@@ -42,7 +42,7 @@ def calling(program: Program, *calls: tuple[str, dict[str, Any]], shell: str | N
         steps: list[dict[str, Any]] = [{"mcp": name, "arguments": given} for name, given in calls]
         return json.dumps([*([{"shell": shell}] if shell else []), *steps, {"text": "done"}])
     if program is not CODEX:
-        prefix = "mcp__host__" if program is CLAUDE else "host_"
+        prefix = "host_" if program is OPENCODE else "mcp__host__"
         steps = [{"tool": f"{prefix}{name}", "args": given} for name, given in calls]
     else:
         steps = [{"tool": name, "namespace": "mcp__host", "args": given} for name, given in calls]
