@@ -22,7 +22,7 @@ def runtime_for(harness: Harness | AcpAgent | Runtime | str) -> Runtime:
     cannot run."""
     if isinstance(harness, AcpAgent):
         acp = importlib.import_module("hostler.runtimes.acp")
-        return acp.AcpRuntime(harness.command)  # type: ignore[no-any-return]
+        return acp.runtime(harness.command)  # type: ignore[no-any-return]
     if not isinstance(harness, str):
         return harness
     name = harness.value if isinstance(harness, Harness) else harness

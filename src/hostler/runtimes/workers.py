@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hostler.runtimes.acp.codec import AcpCodec, Dialect
+from hostler.runtimes.acp.codec import HOST_SERVER, AcpCodec, Dialect
 from hostler.runtimes.failures import http_failure
 from hostler.runtimes.jsonrpc import error_text, obj
+from hostler.types.errors import CapabilityUnsupported
 from hostler.types.result import ErrorInfo
 from hostler.types.runtime import Folded, Launch, LaunchContext, start_timeout
 
@@ -45,9 +46,11 @@ def launch(ctx: LaunchContext, folder: str, **env: str) -> Launch:
 
 def settings(ctx: LaunchContext, folder: str) -> dict[str, Any]:
     """What `hostler.workers.settings` reads."""
+    if HOST_SERVER in ctx.mcp_servers:
+        raise CapabilityUnsupported(f"The MCP server name {HOST_SERVER!r} is hostler's own; name it otherwise.")
     servers = {name: {**spec, "start_timeout": start_timeout(spec)} for name, spec in ctx.mcp_servers.items()}
     if ctx.tool_url:
-        servers["host"] = {"url": ctx.tool_url, "headers": {"Authorization": f"Bearer {ctx.tool_token}"}}
+        servers[HOST_SERVER] = {"url": ctx.tool_url, "headers": {"Authorization": f"Bearer {ctx.tool_token}"}}
     return {
         "model": ctx.model,
         "url": ctx.model_url,
