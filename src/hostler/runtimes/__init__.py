@@ -12,6 +12,7 @@ _MODULES = {
     "claude_code": "hostler.runtimes.claude_code",
     "codex": "hostler.runtimes.codex",
     "opencode": "hostler.runtimes.opencode",
+    "tool_loop": "hostler.runtimes.tool_loop",
     "fake": "hostler.testing.fake_runtime",
 }
 """Name to module; the module holds the Runtime as ``RUNTIME``."""
@@ -25,7 +26,7 @@ def runtime_for(harness: Harness | AcpAgent | Runtime | str) -> Runtime:
     cannot run."""
     if isinstance(harness, AcpAgent):
         acp = importlib.import_module("hostler.runtimes.acp")
-        return acp.AcpRuntime(harness.command)  # type: ignore[no-any-return]
+        return acp.runtime(harness.command)  # type: ignore[no-any-return]
     if not isinstance(harness, str):
         if harness.name not in _MODULES:
             _given[harness.name] = harness
