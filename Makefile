@@ -2,13 +2,14 @@
 # make test    the quick suite, with linting and types
 # make soak    the long counts
 # make bench   the benchmarks
+# make conformance   what each program can do: every row with the real programs, and the table in the README
 
 PYTHON ?= python3
 VENV ?= .venv
 HARNESS ?= codex
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint soak bench faces bubblewrap containers clean
+.PHONY: demo test lint soak bench conformance faces bubblewrap containers clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hostler demo --harness $(HARNESS)
@@ -28,6 +29,9 @@ soak: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready bubblewrap containers
 
 bench: $(VENV)/.dev $(VENV)-peer/.ready .programs/.ready bubblewrap containers
 	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" $(BIN)/python benchmarks/run.py
+
+conformance: $(VENV)/.dev .programs/.ready bubblewrap
+	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" $(BIN)/python -m hostler.testing.conformance --all --write README.md
 
 faces: $(VENV)/.dev
 	$(BIN)/python scripts/generate_faces.py

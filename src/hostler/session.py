@@ -21,8 +21,8 @@ from .options import read_options
 from .output import Output, checked, held
 from .persistent.dirs import Merge
 from .rules import check_key, refuse_unheld
-from .store import queries, spoken
-from .store.queries import Turn
+from .store import inbox, queries, spoken
+from .store.inbox import Turn
 from .types.errors import CapabilityUnsupported, SessionClosed
 from .types.events import Approval, Done, Record, TurnEvent, is_turn_event
 from .types.options import OptionsDict
@@ -173,7 +173,7 @@ class SessionCore:
     async def cancel(self) -> None:
         """End the running turn and those that wait, wherever they run. Returns when they have their `Done`."""
         live = self._live
-        waiting = await live.host.store.read(lambda conn: queries.open_turns(conn, live.id))
+        waiting = await live.host.store.read(lambda conn: inbox.open_turns(conn, live.id))
         await live.stop_turn(None, "cancelled")
         for turn in waiting:
             follower = live.host.journal.follow(live.id, turn.first - 1, turn.id)
@@ -361,7 +361,7 @@ class TurnSource:
 
 def _steered(conn: Connection, id: str) -> Turn:
     """The turn that was steered. Its transcript, as callers send it, need not say where."""
-    turn = queries.get_turn(conn, id)
+    turn = inbox.get_turn(conn, id)
     assert turn is not None
     spoken.note(conn, turn.session, turn.first, None)
     return turn

@@ -12,7 +12,7 @@ from .output import Output
 from .program import Gone, Program
 from .progress import HOST_ASKS as HOST_ASKS
 from .progress import Again, Progress, advance, exit_error, text_of
-from .store.queries import Journalled
+from .store.journal import Journalled
 from .telemetry.redaction import Masker
 from .types.events import (
     Answered,

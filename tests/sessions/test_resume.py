@@ -17,6 +17,7 @@ import pytest
 
 import hostler
 from hostler.harness import Done, SessionLost, State, StateIncompatible
+from hostler.testing.fake_runtime import FakeRuntime
 from hostler.testing.model_server import ModelServer
 from tests.conftest import keepers_of, processes_of, wait_until
 from tests.sessions.programs import ALL, CLAUDE, FAKE_PROGRAM, KEY, Program, ids
@@ -302,3 +303,27 @@ def test_a_parked_program_that_died_is_no_reason_to_lose_the_session(models: Mod
     with hostler.agent_resume(state, **options) as session:
         assert "CODEWORD-one" in session.run(FAKE_PROGRAM.recall()).text
         assert session.resumed == "native"
+
+
+class Unfiled(FakeRuntime):
+    """A program of the caller's own of which nobody knows where it keeps its history."""
+
+    name = "unfiled"
+    native_files = ()
+
+
+def test_a_history_that_hostler_does_not_know_is_there_or_the_session_is_lost(
+    models: ModelServer, state_dir: Path
+) -> None:
+    options = FAKE_PROGRAM.options(models)
+    with hostler.agent_session(Unfiled(), **options) as session:  # type: ignore[arg-type]
+        session.run(FAKE_PROGRAM.say("CODEWORD-one"))
+        state = session.stop()
+    with hostler.agent_resume(state, **options) as session:
+        assert "CODEWORD-one" in session.run(FAKE_PROGRAM.recall()).text
+        assert session.resumed == "native"
+        session.stop()
+    (home,) = state_dir.glob("sessions/*/home")
+    shutil.rmtree(home)
+    with hostler.agent_resume(state, **options) as session, pytest.raises(StateIncompatible, match="does not know"):
+        session.run(FAKE_PROGRAM.recall())

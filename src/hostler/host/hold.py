@@ -16,8 +16,9 @@ from ..keeper import KeeperError
 from ..ladder import Branch, Launched, Place, Stored
 from ..program import Program
 from ..progress import Progress, advance
-from ..store import queries
-from ..store.queries import Journalled, Lease
+from ..store import journal, queries
+from ..store.journal import Journalled
+from ..store.queries import Lease
 from ..telemetry.keys import Keys
 from ..telemetry.redaction import Masker
 from ..turn import Outcome, Running
@@ -124,7 +125,7 @@ class Hold:
         self, lease: Lease, program: Program, progress: Progress, resumed: str | None, branch: Branch | None
     ) -> Reached:
         if branch is not None:
-            await self._host.store.write(lambda conn: queries.set_branch(conn, lease, branch.stored()))
+            await self._host.store.write(lambda conn: journal.set_branch(conn, lease, branch.stored()))
             self._stored = replace(await self.known(lease), branch=branch.stored())
             resumed = "replayed"
         return Reached(program, progress, resumed, fresh=branch is not None)
@@ -146,7 +147,7 @@ class Hold:
         program, progress = launched.stored(), launched.progress.to_dict()
         branch = launched.branch.stored() if launched.branch is not None else None
         await self._host.store.write(
-            lambda conn: queries.set_program(conn, lease, program=program, frame=0, progress=progress, branch=branch)
+            lambda conn: journal.set_program(conn, lease, program=program, frame=0, progress=progress, branch=branch)
         )
         self._stored = replace(await self.known(lease), program=program, frame=0, progress=progress, branch=branch)
 
@@ -257,8 +258,10 @@ class Hold:
         self._stored = None
         stored = stored_of(await self._host.store.read(lambda conn: queries.get_session(conn, self._id)))
         manifest = await asyncio.to_thread(self.save_history, stored.native_id or stored.new_id, stored)
+        # Of a program whose files are unknown, this alone says that there is a history.
+        manifest["begun"] = bool((stored.native or {}).get("begun"))
         await self._host.store.write(
-            lambda conn: queries.set_program(conn, lease, program=None, frame=0, progress=None, native=manifest)
+            lambda conn: journal.set_program(conn, lease, program=None, frame=0, progress=None, native=manifest)
         )
 
     async def end_stored(self, lease: Lease) -> None:

@@ -17,9 +17,9 @@ from .. import portal
 from ..endpoint import Route, price, route_for
 from ..ladder import Place
 from ..output import Output
-from ..store import approvals, queries
+from ..store import approvals, inbox, queries
+from ..store.inbox import Turn as StoredTurn
 from ..store.queries import Lease
-from ..store.queries import Turn as StoredTurn
 from ..telemetry.keys import Keys
 from ..turn import Running, Stop
 from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
@@ -163,7 +163,7 @@ class LiveSession:
         self._calls.setdefault(id, call)
         try:
             turn, lease, records = await self.host.store.write(
-                lambda conn: queries.accept(
+                lambda conn: inbox.accept(
                     conn,
                     self.id,
                     turn=id,
@@ -204,13 +204,13 @@ class LiveSession:
 
     async def stop_turn(self, turn: str | None, reason: str, *, owner: str | None = None) -> None:
         """Ask for the end of one turn, or of all that are accepted (by ``owner``), wherever they run."""
-        ids = await self.host.store.write(lambda conn: queries.request_stop(conn, self.id, turn, reason, owner))
+        ids = await self.host.store.write(lambda conn: inbox.request_stop(conn, self.id, turn, reason, owner))
         if self.running is not None and self.running.turn in ids:
             self.running.put(Stop(reason))  # type: ignore[arg-type]
 
     async def interrupt(self) -> None:
         """Ask for the end of the turn that runs; those that wait go on waiting."""
-        accepted = await self.host.store.read(lambda conn: queries.open_turns(conn, self.id))
+        accepted = await self.host.store.read(lambda conn: inbox.open_turns(conn, self.id))
         for turn in accepted:
             if turn.status == "running":
                 await self.stop_turn(turn.id, "interrupted")
@@ -259,7 +259,7 @@ class LiveSession:
                 self._nudge.clear()
                 try:
                     found = await self.host.store.write(
-                        lambda conn: queries.next_turn(conn, self.id, self.host.id, self.host.is_dead)
+                        lambda conn: inbox.next_turn(conn, self.id, self.host.id, self.host.is_dead)
                     )
                 except HarnessError as error:  # the store fails: those who wait are told, and may try again
                     self._fail_all(error)
@@ -364,7 +364,7 @@ class LiveSession:
         elif worker is not None and not worker.done():
             worker.cancel()
             await asyncio.gather(worker, return_exceptions=True)
-            await self.host.store.write(lambda conn: queries.disown(conn, self.id, self.host.id), durable=True)
+            await self.host.store.write(lambda conn: inbox.disown(conn, self.id, self.host.id), durable=True)
         await self.hold.let_go()
         with contextlib.suppress(HarnessError):  # this session is parked, whatever the others do
             await upkeep.limit_parked(self.host)
@@ -387,7 +387,7 @@ class LiveSession:
         await self._cancel_own()
         worker.cancel()
         await asyncio.gather(worker, return_exceptions=True)
-        await self.host.store.write(lambda conn: queries.disown(conn, self.id, self.host.id), durable=True)
+        await self.host.store.write(lambda conn: inbox.disown(conn, self.id, self.host.id), durable=True)
         await self.hold.let_go()
 
     async def _cancel_own(self) -> None:
@@ -433,7 +433,7 @@ class LiveSession:
 
     async def _end(self, status: str) -> None:
         lease = await self.host.store.write(
-            lambda conn: queries.claim_idle(conn, self.id, self.host.id, self.host.is_dead)
+            lambda conn: inbox.claim_idle(conn, self.id, self.host.id, self.host.is_dead)
         )
         if lease is None:  # another host's turn runs or waits in it, or one is left to whoever comes: not ours to end
             await self.hold.let_go()

@@ -17,7 +17,7 @@ from sqlalchemy import Row
 
 from .. import portal
 from ..endpoint import Endpoint
-from ..store import Store, approvals, queries
+from ..store import Store, approvals, inbox, queries
 from ..turn import Stop
 from ..types.errors import HarnessError, SessionClosed
 from ..types.places import state_dir
@@ -155,7 +155,7 @@ class Host:
 
     async def _give_back(self) -> None:
         for session in tuple(self._given_up):
-            await self.store.write(partial(queries.disown, session=session, host=self.id))
+            await self.store.write(partial(inbox.disown, session=session, host=self.id))
             self._given_up.discard(session)
             if session in self.sessions:
                 self.sessions[session].serve()
@@ -207,7 +207,7 @@ class Host:
                         running[turn].put(Answer(answer.id, answer.allow, answer.reason))
 
     async def _wishes(self, turns: list[str]) -> tuple[list[tuple[str, str]], dict[str, list[approvals.Left]]]:
-        return await self.store.read(lambda conn: (queries.stops_of(conn, turns), approvals.answers_left(conn, turns)))
+        return await self.store.read(lambda conn: (inbox.stops_of(conn, turns), approvals.answers_left(conn, turns)))
 
 
 def _open_store(data_dir: str) -> Store:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..ladder import Place
 from ..output import Output
-from ..store.queries import Turn
+from ..store.inbox import Turn
 from ..types.runtime import Prompt
 from ..workspace.roots import Names
 from .hold import Reached

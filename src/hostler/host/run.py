@@ -14,9 +14,9 @@ from ..answer import settle
 from ..ladder import OtherVersion, Place
 from ..output import held
 from ..progress import Progress
-from ..store import approvals, queries
+from ..store import approvals, journal
+from ..store.inbox import Turn as StoredTurn
 from ..store.queries import Lease
-from ..store.queries import Turn as StoredTurn
 from ..turn import Bounds, Journal, Outcome, Running, Stop, run_turn
 from ..types.errors import HarnessError, LeaseLost, SandboxError, StoreError
 from ..types.events import Answered, Approval, Record, Started
@@ -140,6 +140,8 @@ async def _speak(
 
 async def _slot(live: LiveSession, running: Running, recovered: bool) -> bool:
     """Wait for a slot; False when the turn was stopped before it had one. A recovered one has a program to end."""
+    if live.host.slots.take_own(live.hold):
+        return True
     taking = asyncio.create_task(live.host.slots.take(live.hold))
     stopping = asyncio.create_task(running.stopping.wait())
     try:
@@ -169,7 +171,7 @@ async def _remember(live: LiveSession, running: Running, turn: StoredTurn) -> No
 
 async def _records(live: LiveSession, turn: str, after: int) -> list[Record]:
     fetch = live.host.journal.fetch
-    return await live.host.store.read(lambda conn: queries.read_records(conn, live.id, after, turn=turn, fetch=fetch))
+    return await live.host.store.read(lambda conn: journal.read_records(conn, live.id, after, turn=turn, fetch=fetch))
 
 
 def _journal(live: LiveSession, lease: Lease, turn: str, trace: bool) -> Journal:
@@ -178,7 +180,7 @@ def _journal(live: LiveSession, lease: Lease, turn: str, trace: bool) -> Journal
     async def append(given: Any, progress: Progress, native_id: str | None) -> Any:
         events = await shelve(given, blobs) if trace else given
         return await live.host.store.write(
-            lambda conn: queries.append(
+            lambda conn: journal.append(
                 conn,
                 lease,
                 turn=turn,

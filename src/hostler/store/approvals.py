@@ -9,8 +9,8 @@ from sqlalchemy import Connection, select, update
 
 from ..types.errors import HarnessError
 from ..types.events import Answered, Approval
-from . import queries
-from .queries import Fetch
+from . import journal, queries
+from .journal import Fetch
 from .schema import records, sessions, turns
 
 _ABOUT = ('{"type":"approval"%', '{"type":"answered"%')  # how the journal writes them
@@ -57,7 +57,7 @@ def open_questions(conn: Connection, session: int | None = None, fetch: Fetch | 
             )
             .order_by(records.c.seq)
         ):
-            event = queries.load_event(row.event, turn.key, fetch)
+            event = journal.load_event(row.event, turn.key, fetch)
             if isinstance(event, Approval):
                 asked[event.id] = Question(turn.key, turn.id, row.at, event, event.id in left)
             elif isinstance(event, Answered):

@@ -113,6 +113,7 @@ class FakeRuntime:
         max_turns=True,
         effort=True,
         images=True,
+        portable=True,
         fork=True,
     )
     codec = FakeCodec()

@@ -65,13 +65,18 @@ Permissions: TypeAlias = Literal["full", "read-only", "edit", "ask"]
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a program can do under hostler; the sheet that `agent_capabilities` gives. ``fork``: a conversation can be
-    gone on with from the end of any of its turns. ``fresh``: a program that runs can begin another conversation. ``images``:
-    pictures are given to the model, not only their paths.
+    """What a program can do under hostler; the sheet that `agent_capabilities` gives, and that the conformance suite
+    (`hostler.testing.conformance`) proves with the program itself. ``deltas``: answers are streamed in pieces. ``portable``:
+    its history is saved with the session, which goes on in a fresh home and can be forked. ``fork``: a conversation can be
+    gone on with from the end of any of its turns. ``images``: pictures are given to the model, not only their paths.
 
     Every program can be given ``output=`` and ``skills=``. ``output``: ``"schema"`` when the program has a way of its own
     to hold its model to one, ``"prompt"`` when it is asked in words; the answer is checked in either case. ``skills``:
     ``"native"`` when the program offers them in its own way, ``"prompt"`` when hostler lists them for it.
+
+    ``repeats_cut_calls``: a model call whose answer breaks off is made again; else the turn ends with an error. ``fresh`` is
+    only of use to hostler: a program that runs can begin another conversation. ``reasons`` has, by name of the field (for
+    permissions, of the mode), why the program cannot do it.
     """
 
     permissions: tuple[Permissions, ...] = ("full",)
@@ -88,9 +93,12 @@ class Capabilities:
     effort: bool = False
     images: bool = False
     skills: Literal["native", "prompt"] = "prompt"
+    deltas: bool = True
+    portable: bool = False
     fork: bool = False
     fresh: bool = False
     repeats_cut_calls: bool = True
+    reasons: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

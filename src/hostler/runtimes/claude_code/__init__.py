@@ -33,6 +33,7 @@ class ClaudeCode:
         output="schema",
         skills="native",
         images=True,
+        portable=True,
         fork=True,
     )
     codec = ClaudeCodec()

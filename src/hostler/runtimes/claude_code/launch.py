@@ -19,7 +19,7 @@ _KEEP_DAYS = 36500  # it deletes transcripts that are older than this at start-u
 def launch(ctx: LaunchContext) -> Launch:
     """Arguments, environment and files for one process that takes many turns on stdin."""
     files = {
-        f"{ctx.files_dir}/claude-settings.json": json.dumps(_settings(ctx)),
+        f"{ctx.files_dir}/claude-settings.json": json.dumps(settings(ctx)),
         f"{ctx.home}/.claude/.claude.json": "{}",  # what the agent may have put there is gone
     }
     argv = [*ctx.program, "-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"]
@@ -54,7 +54,7 @@ def launch(ctx: LaunchContext) -> Launch:
         if ctx.effort not in EFFORTS:
             raise CapabilityUnsupported(f"Claude Code knows the efforts {', '.join(EFFORTS)}, not {ctx.effort!r}.")
         argv += ["--effort", ctx.effort]
-    return Launch(tuple(argv), _environment(ctx), files, links=links)
+    return Launch(tuple(argv), environment(ctx), files, links=links)
 
 
 def _permissions(ctx: LaunchContext) -> list[str]:
@@ -81,7 +81,7 @@ def _more(ctx: LaunchContext) -> list[str]:
     return ["Agent", "Skill"] if ctx.skills else ["Agent"]
 
 
-def _settings(ctx: LaunchContext) -> dict[str, Any]:
+def settings(ctx: LaunchContext) -> dict[str, Any]:
     allow = [tools.HOST, *tools.native_rules(ctx.allow)]
     deny = [*tools.UNATTENDED, *tools.native_rules((*ctx.deny, *ctx.disable_tools))]
     if ctx.skills:
@@ -119,7 +119,7 @@ def _server(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {**kind, **{part: value for part, value in spec.items() if part != "start_timeout"}}
 
 
-def _environment(ctx: LaunchContext) -> Mapping[str, str]:
+def environment(ctx: LaunchContext) -> Mapping[str, str]:
     models = ("SMALL_FAST", "DEFAULT_HAIKU", "DEFAULT_SONNET", "DEFAULT_OPUS", "DEFAULT_FABLE")
     env = {f"ANTHROPIC_{kind}_MODEL": ctx.model for kind in models} | {
         "HOME": ctx.home,

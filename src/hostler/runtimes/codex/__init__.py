@@ -37,7 +37,11 @@ class Codex:
         output="schema",
         skills="native",
         images=True,
+        portable=True,
         fork=True,
+        reasons={
+            "allow_deny": "it has no rules for single tools of its own; hostler holds those for tools of the app",
+        },
     )
     codec: Codec = CodexCodec()
 
