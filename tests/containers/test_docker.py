@@ -25,7 +25,7 @@ from tests.containers.images import AGENTS, BARE, FAKE_PROGRAM, PLAIN, USER
 from tests.sandboxes.test_escapes import USER as ORDINARY
 from tests.sandboxes.test_escapes import as_ordinary
 from tests.sandboxes.test_escapes import home as home
-from tests.sessions.programs import ALL, CLAUDE, CODEX, KEY, OPENCODE, Program, ids
+from tests.sessions.programs import CLAUDE, CODEX, KEY, OPENCODE, Program, ids
 from tests.sessions.programs import FAKE_PROGRAM as FAKE_AGENT
 
 import hostler
@@ -38,6 +38,11 @@ from hostler.testing.fake_runtime import FAKE
 from hostler.testing.model_server import ModelServer
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
+PROGRAMS = [
+    FAKE_AGENT,
+    *(pytest.param(program, marks=pytest.mark.real) for program in (CLAUDE, CODEX)),
+    pytest.param(OPENCODE, marks=[pytest.mark.real, pytest.mark.soak]),
+]
 IN_IMAGE = ["python3", "-I", "-S", "-E", FAKE_PROGRAM]
 
 
@@ -77,7 +82,7 @@ def idle(engine: Engine, name: str) -> bool:
 # ---- sessions -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", ALL, ids=ids)
+@pytest.mark.parametrize("program", PROGRAMS, ids=ids)
 def test_every_program_runs_in_it(
     program: Program, docker_engine: Engine, container_name: str, models: ModelServer, state_dir: Path
 ) -> None:

@@ -148,7 +148,7 @@ class Docker:
             inside = self.inside(job.folders)
             listener = self._listener(found)
             try:
-                seen = self._look(daemon, found, job, inside, listener.getsockname()[1])
+                seen = self._look(found, job, inside, listener.getsockname()[1])
                 forwarded = not seen.listening and self.settings.network != "host"
                 if forwarded:
                     listener.close()
@@ -279,7 +279,7 @@ class Docker:
         listener = None if self.settings.network == "host" else network.listen_in(found.pid)
         return listener or socket.create_server(("127.0.0.1", 0), backlog=128)
 
-    def _look(self, daemon: Daemon, found: Found, job: Job, inside: Folders, port: int) -> Seen:
+    def _look(self, found: Found, job: Job, inside: Folders, port: int) -> Seen:
         """Raises what is to be said before the first model call."""
         writes = job.permissions != "read-only"
         folders = [(inside.workdir, writes), (inside.artifacts, writes), (inside.persistent, writes)]
@@ -287,7 +287,7 @@ class Docker:
         program, *words = job.program
         files = [word for word in words if os.path.isabs(word) and os.path.isfile(word)]
         seen = look(
-            daemon.client, found.id, self.name, found.user, program=program, files=files, port=port, folders=folders
+            self._address, found.id, self.name, found.user, program=program, files=files, port=port, folders=folders
         )
         if seen.program is None:
             raise programs.missing(os.path.basename(program), self.settings.image, self.name)
