@@ -69,6 +69,7 @@ class Progress:
     frame: int = 0
     masking: Mapping[str, Any] = field(default_factory=dict)
     asked_again: bool = False
+    begun: int = 0  # the frame in which the program was given the open turn's prompt
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -84,6 +85,7 @@ class Progress:
             "frame": self.frame,
             "masking": self.masking,
             "asked_again": self.asked_again,
+            "begun": self.begun,
         }
 
     @classmethod
@@ -100,6 +102,7 @@ class Progress:
             data["frame"],
             data["masking"],
             data.get("asked_again", False),
+            data.get("begun", 1 if data["turn"] else 0),
         )
 
 
@@ -125,7 +128,8 @@ def advance(codec: Codec, progress: Progress, item: Item) -> Step:
     read = progress.frame
     if isinstance(item, Frame):
         if item.kind == "in":
-            progress = replace(progress, owed=tuple(s for s in progress.owed if s.key != item.key))
+            begun = item.no if item.key == progress.turn else progress.begun
+            progress = replace(progress, owed=tuple(s for s in progress.owed if s.key != item.key), begun=begun)
         elif item.kind == "err":
             progress = replace(progress, stderr=(progress.stderr + item.data)[-_STDERR:])
         elif item.kind == "exit":
@@ -144,7 +148,7 @@ def advance(codec: Codec, progress: Progress, item: Item) -> Step:
         folded = Folded(progress.codec)
     else:
         if isinstance(item, Prompt):
-            progress = replace(progress, turn=item.turn, steps=0, stop=None, asked_again=False)
+            progress = replace(progress, turn=item.turn, steps=0, stop=None, asked_again=False, begun=0)
         folded = codec.encode(progress.codec, item)
     return _sorted(replace(progress, frame=read, codec=folded.state, owed=progress.owed + folded.sends), folded)
 

@@ -65,6 +65,8 @@ class Running:
     )  # of the host's own, not of the program
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     spoken: bool = False  # the program may have been given the prompt
+    begun: int = 0  # the frame of the program's log in which it was
+    told: asyncio.Event = field(default_factory=asyncio.Event)  # that is known
 
     def put(self, command: Command | Approval | Stop) -> None:
         """Hand a command to the turn; kept when its program is not there yet."""
@@ -75,6 +77,12 @@ class Running:
             self.waiting.append(command)
         else:
             self.program.put(command)  # type: ignore[arg-type]
+
+    def reached(self, progress: Progress) -> None:
+        """The turn has come so far, for those who see the program from another side."""
+        self.begun = progress.begun
+        if self.begun:
+            self.told.set()
 
     async def ask(self, question: Approval) -> Answered:
         """Put a question of the host's own to whoever answers the program's; its id begins with HOST_ASKS. One that was
@@ -162,6 +170,7 @@ async def run_turn(
         items: list[Any] = [prompt]
     else:
         items = []
+        running.reached(progress)
     items += running.waiting
     running.waiting = []
     timers.after(bounds.timeout, lambda: running.put(Stop("timeout")))
@@ -255,9 +264,12 @@ async def run_turn(
                     if isinstance(event, Answered):
                         running.settle(event)
                 journal.publish(records)
+                running.reached(progress)
                 await program.send(sends)
                 for approval in asked:
                     ask(approval)
+            else:
+                running.reached(progress)
             if unread >= _UNREAD:
                 await program.read_up_to(progress.frame)
                 unread = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Reach: TypeAlias = "Callable[[LiveSession], tuple[Files, Artifacts]]"
 _RESULTS = f"{FOLDER}/tool-results"
 _LOOK = 0.1  # s between looks at a call that another process runs
+_BEGINS = 10.0  # s in which a turn that has a program has given it the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,19 @@ class SessionTools:
 
     # ---- the desk ---------------------------------------------------------------------------------------------------
 
-    def now(self) -> Now | None:
+    async def now(self, frame: int | None) -> Now | None:
         from ..toolserver import Now
 
         turn = self._turn
-        if turn is None or self._live.running is not turn.running:
+        if turn is None:
+            return None
+        running = turn.running
+        if frame is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(running.told.wait(), _BEGINS)
+            if frame <= running.begun or not running.begun:
+                return None  # of a turn that is over: the host that had it has died before it could answer
+        if self._live.running is not running or self._turn is not turn:
             return None
         return Now(turn.running.turn, turn.running.stopping, turn.over, turn.loop)
 

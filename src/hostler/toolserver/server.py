@@ -17,6 +17,7 @@ from .calls import ENDED, Calls, Desk, GivenUp
 from .functions import HostTool, digest
 
 NAME = "host"
+_FRAME = "x-hostler-frame"  # the keeper's word when the request came
 _REQUEST_LIMIT = 16 * 1024 * 1024
 _REFUSED_METHOD = {
     "type": "http.response.start",
@@ -120,8 +121,15 @@ class ToolServer:
             names = ", ".join(sorted(tool.name for tool in self._shown()))
             return _result(ToolAnswer(f"There is no tool {params.name!r}; there are {names}.", is_error=True))
         meta = (context.params or {}).get("_meta") or {}
+        came = context.request.headers.get(_FRAME, "")
         try:
-            answer = await self._calls.answer(tool, params.arguments or {}, request=context.request_id, meta=meta)
+            answer = await self._calls.answer(
+                tool,
+                params.arguments or {},
+                request=context.request_id,
+                meta=meta,
+                frame=int(came) if came.isdecimal() else None,
+            )
         except GivenUp:
             context.request.scope[CUT]()
             answer = ENDED  # goes nowhere
