@@ -227,7 +227,14 @@ async def run_turn(
                     sends += step.sends
                     end = step.end
                     if isinstance(item, Answer):
-                        events.append((Answered(item.id, item.allow, item.reason), None))
+                        events.append(
+                            (
+                                Answered(
+                                    item.id, item.allow, item.reason, dict(item.answers) if item.answers else None
+                                ),
+                                None,
+                            )
+                        )
                     if step.unfit is not None:
                         end = Ended("error", error=ErrorInfo("state_incompatible", step.unfit))
                 if end is not None:

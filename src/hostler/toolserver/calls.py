@@ -192,6 +192,8 @@ class Calls:
             return ToolAnswer(f"Not allowed: {verdict.reason or 'the rules of this session forbid it.'}", is_error=True)
         if now.ending:
             return ENDED
+        if verdict.answer is not None:
+            return verdict.answer
         if (before := await self._desk.begin(call)) is not None:
             return before
         self._under_way[call.key].begun = True

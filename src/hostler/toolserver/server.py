@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..endpoint.serving import CUT
 from ..types.tools import ToolAnswer
 from .calls import ENDED, Calls, Desk, GivenUp
-from .functions import HostTool, digest
+from .functions import HostTool
 
 NAME = "host"
 _FRAME = "x-hostler-frame"  # the keeper's word when the request came
@@ -43,9 +43,8 @@ class ToolServer:
         self._answers: set[asyncio.Task[None]] = set()
 
     def offer(self, tools: Iterable[HostTool]) -> None:
-        """Offer these from now on; calls under way go on. ``digest`` changes when a program would have to be told."""
+        """Offer these from now on; calls under way go on."""
         self._tools = {tool.name: tool for tool in tools}
-        self.digest = digest(self._tools.values())
 
     @property
     def names(self) -> frozenset[str]:

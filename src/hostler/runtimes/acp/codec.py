@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hostler.runtimes import forms
 from hostler.runtimes.acp.updates import Naming, announce, fold_update, native_name, next_call, normal_name
 from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj, objs
 from hostler.runtimes.lines import decode_line
 from hostler.types.errors import CapabilityUnsupported
 from hostler.types.events import Approval, ModelCall, Notice, Retract, ToolResult
+from hostler.types.questions import QUESTION
 from hostler.types.result import ErrorInfo
 from hostler.types.runtime import (
     Answer,
@@ -128,6 +130,7 @@ class AcpCodec:
             said=[],
             asks={},
             log="",
+            attended=ctx.approvals,
         )
         step = self._step(state)
         step.request(
@@ -136,7 +139,11 @@ class AcpCodec:
             {
                 "protocolVersion": PROTOCOL,
                 "clientInfo": {"name": "hostler", "title": "hostler", "version": str(VERSION)},
-                "clientCapabilities": {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False},
+                "clientCapabilities": {
+                    "fs": {"readTextFile": False, "writeTextFile": False},
+                    "terminal": False,
+                    **({"elicitation": {"form": {}}} if ctx.approvals else {}),
+                },
             },
         )
         return step.done()
@@ -262,6 +269,9 @@ class AcpCodec:
     # ---- what the agent asks ----------------------------------------------------------------------------------------
 
     def _asked(self, step: Step, number: Any, method: str, params: dict[str, Any]) -> None:
+        if method == "elicitation/create":
+            _form(step, number, params)
+            return
         if method != "session/request_permission":
             step.refuse(f"refused:{number}", number, method)
             return
@@ -420,8 +430,8 @@ def _interrupt(step: Step) -> None:
         step.emit(Ended("interrupted"))
         return
     turn["interrupt"] = True
-    for ask, (number, _) in step.state["asks"].items():
-        step.reply(f"answer:{ask}", number, _CANCELLED)
+    for ask, (number, options) in step.state["asks"].items():
+        step.reply(f"answer:{ask}", number, {"action": "cancel"} if "schema" in options else _CANCELLED)
     step.state["asks"] = {}
     step.notify(f"interrupt:{turn['id']}", "session/cancel", {"sessionId": step.state["session"]})
 
@@ -444,11 +454,30 @@ def _send_steer(step: Step, key: str, content: list[dict[str, Any]]) -> None:
     step.request(key, "session/prompt", params, note=key)
 
 
+def _form(step: Step, number: Any, params: dict[str, Any]) -> None:
+    """The agent has a person fill in a form. The protocol has this as unstable: an agent does it only when it is told that
+    we can."""
+    turn, schema = step.state["turn"], params.get("requestedSchema")
+    questions = forms.questions(schema) if params.get("mode") == "form" else None
+    if not turn or turn["interrupt"] or not questions or not step.state.get("attended"):
+        step.reply(f"answer:{number}", number, {"action": "decline"})
+        return
+    ask = f"{turn['id']}:{number}"
+    step.state["asks"][ask] = [number, {"schema": schema}]
+    shown = {"message": params.get("message"), "questions": [question.to_dict() for question in questions]}
+    step.emit(Approval(ask, QUESTION, shown))
+
+
 def _decide(step: Step, command: Answer) -> None:
     ask = step.state["asks"].pop(command.id, None)
     if not ask:
         return  # answered before, or no longer asked
     number, options = ask
+    if "schema" in options:
+        content = forms.filled(options["schema"], command.answers or {})
+        form = {"action": "accept", "content": content} if command.allow else {"action": "decline"}
+        step.reply(f"answer:{command.id}", number, form)
+        return
     verb = "allow" if command.allow else "reject"
     chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
     outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else _CANCELLED

@@ -42,6 +42,7 @@ class Codex:
         reasons={
             "allow_deny": "it has no rules for single tools of its own; hostler holds those for tools of the app",
         },
+        questions="native",
     )
     codec: Codec = CodexCodec()
 

@@ -42,6 +42,7 @@ class OpenCode:
         reasons={
             "fork": "over ACP a fork takes no place in the conversation; a new one is told the transcript",
         },
+        questions="tool",
     )
 
     def __init__(self) -> None:
