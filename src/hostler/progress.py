@@ -34,6 +34,7 @@ from .types.runtime import (
     Send,
     StepStarted,
     Unfit,
+    Withhold,
 )
 
 _STDERR = 4096  # bytes of the program's stderr that are kept for errors
@@ -70,6 +71,7 @@ class Progress:
     masking: Mapping[str, Any] = field(default_factory=dict)
     asked_again: bool = False
     begun: int = 0  # the frame in which the program was given the open turn's prompt
+    withheld: bool = False  # model calls wait for what the program has to say first
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -86,6 +88,7 @@ class Progress:
             "masking": self.masking,
             "asked_again": self.asked_again,
             "begun": self.begun,
+            "withheld": self.withheld,
         }
 
     @classmethod
@@ -103,6 +106,7 @@ class Progress:
             data["masking"],
             data.get("asked_again", False),
             data.get("begun", 1 if data["turn"] else 0),
+            data.get("withheld", False),
         )
 
 
@@ -148,7 +152,7 @@ def advance(codec: Codec, progress: Progress, item: Item) -> Step:
         folded = Folded(progress.codec)
     else:
         if isinstance(item, Prompt):
-            progress = replace(progress, turn=item.turn, steps=0, stop=None, asked_again=False, begun=0)
+            progress = replace(progress, turn=item.turn, steps=0, stop=None, asked_again=False, begun=0, withheld=False)
         folded = codec.encode(progress.codec, item)
     return _sorted(replace(progress, frame=read, codec=folded.state, owed=progress.owed + folded.sends), folded)
 
@@ -166,6 +170,8 @@ def _sorted(progress: Progress, folded: Folded) -> Step:
                 native_id = event.native_id
             case StepStarted():
                 progress = replace(progress, steps=progress.steps + 1)
+            case Withhold(on):
+                progress = replace(progress, withheld=on)
             case Unfit():
                 unfit = event.message
             case In():

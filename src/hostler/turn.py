@@ -67,6 +67,8 @@ class Running:
     spoken: bool = False  # the program may have been given the prompt
     begun: int = 0  # the frame of the program's log in which it was
     told: asyncio.Event = field(default_factory=asyncio.Event)  # that is known
+    may_call: asyncio.Event = field(default_factory=asyncio.Event)  # the program has said what comes before its model
+    answered: int = 0  # model calls of the main agent
 
     def put(self, command: Command | Approval | Stop) -> None:
         """Hand a command to the turn; kept when its program is not there yet."""
@@ -83,6 +85,11 @@ class Running:
         self.begun = progress.begun
         if self.begun:
             self.told.set()
+        (self.may_call.clear if progress.withheld else self.may_call.set)()
+
+    def called(self, call: ModelCall) -> None:
+        """A model call is over, as the endpoint saw it."""
+        self.answered += call.status == "ok" and not call.sub_agent
 
     async def ask(self, question: Approval) -> Answered:
         """Put a question of the host's own to whoever answers the program's; its id begins with HOST_ASKS. One that was

@@ -17,7 +17,7 @@ from ..store.inbox import Turn as StoredTurn
 from ..store.queries import Lease
 from ..turn import Bounds, Journal, Outcome, Running, Stop, run_turn
 from ..types.errors import HarnessError, LeaseLost, SandboxError, StoreError
-from ..types.events import Answered, Approval, Record, Started
+from ..types.events import Answered, Approval, ModelCall, Record, Started
 from ..types.result import ErrorInfo
 from ..types.runtime import Ended
 from . import transcript
@@ -162,6 +162,8 @@ async def _remember(live: LiveSession, running: Running, turn: StoredTurn) -> No
     while found := await _records(live, turn.id, after):
         for record in found:
             running.events.append((record.event, record.parent))
+            if isinstance(record.event, ModelCall):
+                running.called(record.event)
             if isinstance(record.event, Approval):
                 running.approvals[record.event.id] = record.event
             elif isinstance(record.event, Answered):

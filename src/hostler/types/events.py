@@ -155,7 +155,7 @@ class Started:
 class ModelCall:
     """One model call as the endpoint saw it. ``cost`` in US dollars or None when unknown; ``status`` is ``ok``,
     ``refused`` (``error`` says how), ``cut`` (the stream ended early) or ``silent``; ``http_status`` is the
-    provider's last answer."""
+    provider's last answer. ``sub_agent``: it is known not to be the main agent's."""
 
     model: str
     usage: Usage
@@ -163,6 +163,7 @@ class ModelCall:
     status: Literal["ok", "refused", "cut", "silent"] = "ok"
     http_status: int | None = None
     error: ErrorInfo | None = None
+    sub_agent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Capabilities:
     to hold its model to one, ``"prompt"`` when it is asked in words; the answer is checked in either case. ``skills``:
     ``"native"`` when the program offers them in its own way, ``"prompt"`` when hostler lists them for it.
     ``questions``: how its agent asks a person something, where one can answer: ``"native"``, or ``"tool"`` for a tool of
-    hostler's.
+    hostler's. ``sub_agent_header``: which header tells its sub-agents' model calls from those of the main agent.
 
     ``repeats_cut_calls``: a model call whose answer breaks off is made again; else the turn ends with an error. ``fresh`` is
     only of use to hostler: a program that runs can begin another conversation. ``reasons`` has, by name of the field (for
@@ -101,6 +101,7 @@ class Capabilities:
     fresh: bool = False
     repeats_cut_calls: bool = True
     questions: Literal["native", "tool"] | None = None
+    sub_agent_header: str | None = None
     reasons: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
@@ -273,6 +274,14 @@ class StepStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Withhold:
+    """With ``on`` the program is about to say what belongs before the turn's first model call, which waits for it; without,
+    it has said it."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Unfit:
     """The program shows that it is not in the conversation it should be in; the turn must not go on."""
 
@@ -287,7 +296,7 @@ class In:
     event: Event
 
 
-CodecEvent: TypeAlias = Event | Ended | Identified | StepStarted | Unfit | In
+CodecEvent: TypeAlias = Event | Ended | Identified | StepStarted | Withhold | Unfit | In
 CodecState: TypeAlias = dict[str, Any]  # small, JSON, never mutated in place
 
 

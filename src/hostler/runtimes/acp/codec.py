@@ -36,6 +36,7 @@ PROTOCOL = 1
 AUTH_REQUIRED = -32000
 HOST_SERVER = "host"
 _LINE = 2000  # characters of a line of the agent's stderr
+_SETTLED = "settled"
 _CANCELLED = {"outcome": {"outcome": "cancelled"}}
 
 
@@ -131,6 +132,7 @@ class AcpCodec:
             asks={},
             log="",
             attended=ctx.approvals,
+            settles=bool(ctx.mcp_servers) and self.dialect.failed_server is not none,
         )
         step = self._step(state)
         step.request(
@@ -193,7 +195,10 @@ class AcpCodec:
             return
         method, note = found
         result = obj(message.get("result"))
-        if method == "session/prompt":
+        if note == _SETTLED:
+            step.state["settles"] = False
+            _begin_if_ready(step)
+        elif method == "session/prompt":
             self._prompt_answered(step, message, note)
         elif "error" in message:
             _unfit(step, f"The agent refused {method}: {error_text(message)}")
@@ -328,6 +333,9 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
     if not isinstance(session, str) or result.get("sessionId") not in (None, session):
         _unfit(step, f"The agent opened the session {result.get('sessionId')!r} instead of {state['resume']!r}.")
         return
+    if state.get("settles"):
+        # What it logged of its servers before this answer is read before the next one.
+        step.request("settle", "session/list", {"cwd": state["setup"]["cwd"]}, note=_SETTLED)
     state.update(session=session, setup=state["setup"] if state["fresh"] else None)
     step.emit(Identified(session))
     if state["mode"]:
@@ -338,8 +346,7 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
 
 def _ready(step: Step) -> None:
     step.state["ready"] = True
-    if step.state["turn"] and step.state["turn"]["input"] is not None:
-        _begin(step)
+    _begin_if_ready(step)
 
 
 def _unfit(step: Step, message: str) -> None:
@@ -407,12 +414,14 @@ def _prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
     if prompt.fresh:
         step.state.update(session=None, ready=False, resume=None)
         _join(step, "session/new", f"fresh:{prompt.turn}")
-    elif step.state["ready"]:
-        _begin(step)
+    else:
+        _begin_if_ready(step)
 
 
-def _begin(step: Step) -> None:
+def _begin_if_ready(step: Step) -> None:
     turn = step.state["turn"]
+    if not turn or turn["input"] is None or not step.state["ready"] or step.state.get("settles"):
+        return
     content, turn["input"] = turn["input"], None
     step.request(turn["id"], "session/prompt", {"sessionId": step.state["session"], "prompt": content}, note=turn["id"])
     step.emit(StepStarted())

@@ -21,6 +21,7 @@ from ...types.runtime import (
     Send,
     Steer,
     Unfit,
+    Withhold,
 )
 from ..lines import decode_line, encode_line
 from . import asking, ending, stream, tools
@@ -35,7 +36,7 @@ class ClaudeCodec:
     result of it ``said``; ``at``, the id of the main agent's last message; ``begun`` and
     ``calls``, the model's messages (see `stream`); ``asks``, the ids of unanswered
     questions; ``questions``, what those hold that ask for more than leave (None: nobody can be asked), ``refuses``, whether
-    leave is refused at once; ``down``, the MCP servers that failed; ``wrapped``, whether its structured output is wrapped in an object.
+    leave is refused at once; ``servers``, whether the caller has any, of which it tells before its model calls; ``down``, the MCP servers that failed; ``wrapped``, whether its structured output is wrapped in an object.
     """
 
     version = 2
@@ -58,6 +59,7 @@ class ClaudeCodec:
             "wrapped": False,
             "questions": {} if ctx.approvals else None,
             "refuses": ctx.permissions != "ask",
+            "servers": bool(ctx.mcp_servers),
         }
         request: dict[str, Any] = {"subtype": "initialize"}
         if ctx.output_schema is not None and (taken := native(ctx.output_schema)) is not None:
@@ -84,7 +86,8 @@ class ClaudeCodec:
             case Prompt(turn, text, images):
                 id = _message_id("turn", turn)
                 state = {**state, "turn": turn, "open": [id], "interrupts": 0, "said": None, "at": None, "calls": {}}
-                return Folded(state, sends=(_user(turn, id, text, images),))
+                withhold = (Withhold(True),) if state.get("servers") else ()
+                return Folded(state, withhold, (_user(turn, id, text, images),))
             case Steer(key, text):
                 if state["turn"] is None:
                     return Folded(state, (Notice("steer_late", "The turn was over before this could be said to it."),))
@@ -208,6 +211,8 @@ def _init(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[CodecE
         for name in down
         if name not in state["down"]
     ]
+    if state.get("servers"):
+        events.append(Withhold(False))
     return {**state, "known": True, "down": down}, events
 
 

@@ -43,6 +43,7 @@ class OpenCode:
             "fork": "over ACP a fork takes no place in the conversation; a new one is told the transcript",
         },
         questions="tool",
+        sub_agent_header="x-parent-session-id",
     )
 
     def __init__(self) -> None:
