@@ -11,7 +11,6 @@ import time
 import hostler
 from hostler.host.tools import SessionTools
 from hostler.testing.fake_runtime import FAKE
-from hostler.types.events import Done, ToolCall
 
 
 def pay(ledger: str) -> str:
@@ -41,8 +40,9 @@ def main() -> None:
         options["sandbox"] = hostler.sandbox.local(job["workspace"])
     session = hostler.agent_session(harness, tools=[who, pay], **options)
     print(session.state().dumps().decode(), flush=True)
+    at = os.environ.get("DIE_AT") or ("Done" if behind else "ToolCall")
     for event in session.stream(job["prompt"]):
-        if isinstance(event, Done if behind else ToolCall) and not os.environ.get("DIE_IN_TOOL"):
+        if type(event).__name__ == at and not os.environ.get("DIE_IN_TOOL"):
             die()
 
 
