@@ -83,7 +83,7 @@ containers: $(VENV)/.dev .programs/.ready
 	  else \
 	    echo "not all of $(CONTAINERS) are installed, and only root can do it with apt-get: their tests are skipped"; \
 	  fi; fi
-	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" $(BIN)/python -m tests.containers.daemons
+	$(BIN)/python -m tests.containers.daemons
 
 # The peer that the benchmarks compare with.
 $(VENV)-peer/.ready:

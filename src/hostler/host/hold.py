@@ -23,7 +23,7 @@ from ..telemetry.keys import Keys
 from ..telemetry.redaction import Masker
 from ..turn import Outcome, Running
 from ..types.errors import HarnessError
-from ..types.events import ModelCall
+from ..types.events import ModelCall, Notice
 from ..types.result import ErrorInfo
 from ..types.runtime import Ended, Frame, Runtime
 from ..workspace import SessionDirs, native
@@ -45,6 +45,7 @@ class Reached:
     progress: Progress
     resumed: str | None
     fresh: bool = False
+    notices: tuple[Notice, ...] = ()
 
 
 class Hold:
@@ -119,7 +120,7 @@ class Hold:
             self._shut(launched.token, launched.tool_token)
             await asyncio.to_thread(keeper.destroy, launched.address)
             raise
-        return Reached(self.program, launched.progress, self._arrived(launched.resumed))
+        return Reached(self.program, launched.progress, self._arrived(launched.resumed), notices=launched.notices)
 
     async def _stay(
         self, lease: Lease, program: Program, progress: Progress, resumed: str | None, branch: Branch | None

@@ -34,7 +34,7 @@ from ..types.runtime import Answer, Runtime, Steer
 from ..types.sandbox import Sandbox
 from ..workspace import SessionDirs, Watch
 from ..workspace.artifacts import Vault
-from ..workspace.roots import VIRTUAL, Roots
+from ..workspace.roots import Names, Roots
 from . import upkeep
 from .asking import leave, left_by
 from .hold import Hold
@@ -100,7 +100,9 @@ class LiveSession:
         self.looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
         self._accepting: set[asyncio.Task[Any]] = set()
         self.watch = Watch(sandbox.root, dirs.private)
-        self.roots = Roots(dirs.workspace(sandbox.root).mounts)
+        # The folders whose names the program does not know; None where it sees them as the app does.
+        self.names = Names.of(sandbox.inside(dirs.folders(sandbox.root)))
+        self.roots = Roots(dirs.workspace(sandbox.root).mounts, names=self.names)
         self.persistent = Persistent(host, row.id, row.key, dirs, options.persistent_dirs)
         self.vault = Vault(self.roots, os.path.join(dirs.private, "artifacts"))
         self.tools = SessionTools(self, reach)
@@ -322,11 +324,6 @@ class LiveSession:
         self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
         self.native_id = native_id or self.native_id
 
-    @property
-    def names(self) -> Roots | None:
-        """The folders whose names the program does not know; None where it sees them as the app does."""
-        return None if self.sandbox.workdir == VIRTUAL else self.roots
-
     def place(self) -> Place:
         """Where and how the program runs under the session's own rules."""
         return self.place_of(self.rules, Call())
@@ -456,6 +453,8 @@ class LiveSession:
                 await self.hold.let_go()
                 await self.hold.end_stored(lease)
             await self.hold.without_program(lease)
+            if getattr(self.sandbox, "own", False):  # the session has made it; one that was passed in is its caller's
+                await asyncio.to_thread(self.sandbox.close)
         finally:
             await self.host.store.write(lambda conn: queries.release(conn, lease, status), durable=True)
             await asyncio.to_thread(self.watch.close)

@@ -116,7 +116,7 @@ async def _speak(
         started = Started(reached.resumed, lease.epoch, recovered)
         outcome = await run_turn(
             running,
-            (started, *(said.notices if reached.progress.turn != turn.id else ())),
+            (started, *reached.notices, *(said.notices if reached.progress.turn != turn.id else ())),
             reached.program,
             reached.progress,
             live.runtime.codec,

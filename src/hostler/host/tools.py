@@ -217,7 +217,7 @@ class SessionTools:
             data = self._masker.mask(data.decode()).encode()
         root, inner = live.roots.resolve(path)
         await asyncio.to_thread(root.write, inner, data)
-        return path if live.names is None else live.roots.real(path)
+        return path if live.names is None else live.names.real(live.roots.virtual(path))
 
     def failed(self, failure: CallbackFailed) -> None:
         running = self._live.running

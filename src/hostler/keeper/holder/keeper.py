@@ -21,7 +21,7 @@ TYPE_CHECKING = False  # the module typing takes long to import
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-_OF_PROGRAM = ("argv", "env", "cwd", "feeds", "model_port", "enclosed")
+_OF_PROGRAM = ("argv", "env", "cwd", "feeds", "model_port", "enclosed", "far")
 _RETRY_DISK = 0.5
 _FIRST_HOST = 10.0  # a program, also one that has ended, is kept this long for the host that started it
 _SWEEP = 1.5
@@ -209,6 +209,7 @@ class Keeper:
 
     def _open_turn(self) -> None:
         self._turn_open = True
+        self._guard.open_turn()
         self._spared = set()
         self._spare(self._guard.processes())
 
@@ -233,6 +234,7 @@ class Keeper:
                 pid for pid in self._guard.processes() if pid != program and (pid, started(pid)) not in self._spared
             }
 
+        self._guard.sweep_turn(_SWEEP)
         kill_all(find, _SWEEP)
 
     # ---- the end ---------------------------------------------------------------------------------------------------
