@@ -284,9 +284,15 @@ class Docker:
         writes = job.permissions != "read-only"
         folders = [(inside.workdir, writes), (inside.artifacts, writes), (inside.persistent, writes)]
         folders += [(inside.home, True), (inside.tmp, True), (inside.launch, False), (inside.skills, False)]
-        seen = look(daemon.client, found.id, self.name, found.user, job.program[0], port, folders)
+        program, *words = job.program
+        files = [word for word in words if os.path.isabs(word) and os.path.isfile(word)]
+        seen = look(
+            daemon.client, found.id, self.name, found.user, program=program, files=files, port=port, folders=folders
+        )
         if seen.program is None:
-            raise programs.missing(os.path.basename(job.program[0]), self.settings.image, self.name)
+            raise programs.missing(os.path.basename(program), self.settings.image, self.name)
+        if seen.lacking:
+            raise programs.lacking(seen.lacking[0], program, self.settings.image)
         if seen.unreadable or seen.unwritable:
             what = f"cannot read {seen.unreadable[0]}" if seen.unreadable else f"cannot write {seen.unwritable[0]}"
             raise SandboxError(

@@ -12,7 +12,7 @@ from .container import SHELL
 _NO_SHELL = (126, 127)
 # One look for everything: each takes the engine some 50 ms.
 _SCRIPT = """
-program=$1 port=$2; shift 2
+program=$1 port=$2 files=$3; shift 3
 found=
 case $program in /*) [ -f "$program" ] && [ -x "$program" ] && found=$program ;; esac
 [ -n "$found" ] || found=$(command -v "${program##*/}") || found=
@@ -20,7 +20,11 @@ echo "program=$found"
 for name in python3 python; do
   if path=$(command -v "$name"); then echo "python=$path"; break; fi
 done
-[ "$port" = 0 ] || ! grep -qi ":$port " /proc/net/tcp 2> /dev/null || echo port=1
+if grep -qi ":$port " /proc/net/tcp 2> /dev/null; then echo port=1; fi
+while [ "$files" -gt 0 ]; do
+  [ -e "$1" ] || echo "lacking=$1"
+  shift; files=$((files - 1))
+done
 for right in "$@"; do
   folder=${right#?}
   if ! [ -r "$folder" ] || ! [ -x "$folder" ]; then echo "unreadable=$folder"
@@ -33,25 +37,37 @@ echo seen
 @dataclass(frozen=True, slots=True)
 class Seen:
     """``program`` and ``python`` are paths inside, None for one that is not there. ``listening``: the port is one of this
-    container's network. ``unreadable`` and ``unwritable`` are folders."""
+    container's network. ``lacking`` are files, ``unreadable`` and ``unwritable`` folders."""
 
     program: str | None
     python: str | None
     listening: bool
+    lacking: tuple[str, ...]
     unreadable: tuple[str, ...]
     unwritable: tuple[str, ...]
 
 
 def look(
-    client: Any, container: str, name: str, user: str, program: str, port: int, folders: Sequence[tuple[str, bool]]
+    client: Any,
+    container: str,
+    name: str,
+    user: str,
+    *,
+    program: str,
+    files: Sequence[str],
+    port: int,
+    folders: Sequence[tuple[str, bool]],
 ) -> Seen:
-    """Look at a running container as ``user``; ``folders`` are (path, whether it must be writable). Raises SandboxError."""
+    """Look at a running container as ``user``: for a program and files that must be there, for a port, and for the rights to
+    ``folders``, (path, whether it must be writable). Raises SandboxError."""
     import docker.errors
 
     rights = [f"{'w' if writes else 'r'}{path}" for path, writes in folders]
     try:
         id = client.api.exec_create(
-            container, ["/bin/sh", "-c", _SCRIPT, "sh", program, f"{port:04X}", *rights], user=user
+            container,
+            ["/bin/sh", "-c", _SCRIPT, "sh", program, f"{port:04X}", str(len(files)), *files, *rights],
+            user=user,
         )
         said = client.api.exec_start(id).decode(errors="replace")
         code = client.api.exec_inspect(id)["ExitCode"]
@@ -71,6 +87,7 @@ def look(
         one.get("program"),
         one.get("python"),
         "port" in one,
+        tuple(value for key, value in lines if key == "lacking"),
         tuple(value for key, value in lines if key == "unreadable"),
         tuple(value for key, value in lines if key == "unwritable"),
     )
