@@ -448,11 +448,20 @@ def test_permissions_are_held_by_the_container(program: Program, docker_engine: 
         session.run("x", permissions="edit")
 
 
-def test_a_network_with_this_machine_in_it(docker_engine: Engine, container_name: str, options: dict[str, Any]) -> None:
+def test_a_network_with_this_machine_in_it(engine: Engine, container_name: str, options: dict[str, Any]) -> None:
+    """It has one name inside, with every engine."""
     box = sandbox.docker(AGENTS, name=container_name, network="on")
-    with hostler.agent_session(FAKE, sandbox=box, **options) as session:
-        assert "host.docker.internal" in shell(session, "cat /etc/hosts")
-        assert session.run(json.dumps([{"model": "x"}])).error is None
+    look = "import socket, sys; print(socket.create_connection(('host.docker.internal', int(sys.argv[1])), 10).recv(9))"
+    with socket.create_server(("0.0.0.0", 0)) as here, hostler.agent_session(FAKE, sandbox=box, **options) as session:
+
+        def greet() -> None:
+            with here.accept()[0] as connection:
+                connection.sendall(b"hay")
+
+        threading.Thread(target=greet, daemon=True).start()
+        said = session.run(json.dumps([{"model": "x"}, {"shell": f'python3 -c "{look}" {here.getsockname()[1]}'}]))
+        assert said.error is None
+        assert "b'hay'" in said.text
 
 
 def test_a_server_of_the_apps_that_cannot_be_reached(
