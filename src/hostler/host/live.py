@@ -28,6 +28,7 @@ from ..types.events import (
     Approval,
 )
 from ..types.options import Options
+from ..types.questions import Answers
 from ..types.result import Result, Usage
 from ..types.runtime import Answer, Runtime, Steer
 from ..types.sandbox import Sandbox
@@ -35,6 +36,7 @@ from ..workspace import SessionDirs, Watch
 from ..workspace.artifacts import Vault
 from ..workspace.roots import Names, Roots
 from . import upkeep
+from .asking import leave, left_by
 from .hold import Hold
 from .notices import told
 from .persistence import Persistent
@@ -226,17 +228,22 @@ class LiveSession:
         found = await self.host.store.read(lambda conn: approvals.open_questions(conn, self.id, fetch))
         return [question.approval for question in found if not question.answered]
 
-    async def answer(self, id: str, allow: bool, reason: str | None, *, always: bool = False) -> None:
+    async def answer(
+        self, id: str, allow: bool, reason: str | None, *, always: bool = False, answers: Answers | None = None
+    ) -> None:
         """Answer a question; one of a turn that runs in another process is left for it there."""
         approval = self.running.approvals.get(id) if self.running is not None else None
         if approval is None:
-            left = approvals.Left(id, allow, reason)
-            await self.host.store.write(lambda conn: approvals.leave_answer(conn, self.id, left, always=always))
+            fetch = self.host.journal.fetch
+            await self.host.store.write(
+                lambda conn: leave(conn, self.id, id, allow, reason, answers, fetch, always=always)
+            )
             return
+        left = left_by(approval, allow, reason, answers)
         if always:
             await self.host.store.write(lambda conn: approvals.remember(conn, self.id, approval, allow))
         if self.running is not None:
-            self.running.put(Answer(id, allow, reason))
+            self.running.put(Answer(id, allow, reason, left.answers))
 
     def steer(self, text: str) -> str:
         """Say something to the running turn; its id."""
@@ -331,15 +338,16 @@ class LiveSession:
 
     def place_of(self, rules: dict[str, Any], call: Call) -> Place:
         settings = self.host.settings
+        asks = (call.on_approval or self.options.on_approval) is not None or rules["permissions"] == "ask"
         return Place(
             runtime=self.runtime,
             sandbox=self.sandbox,
             dirs=self.dirs,
             rules=rules,
             route=route_of(self.runtime, rules, call.api_key or self.options.api_key),
-            approvals=(call.on_approval or self.options.on_approval) is not None or rules["permissions"] == "ask",
-            tools=self.tools.server.digest if self.tools.server is not None else None,
-            own_tools=self.tools.server.names if self.tools.server is not None else frozenset(),
+            approvals=asks,
+            tools=self.tools.digest(asks),
+            own_tools=self.tools.names,
             park_ttl=settings.park_ttl,
             orphan_ttl=settings.orphan_ttl,
             spool_limit=settings.spool_limit,

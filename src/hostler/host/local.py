@@ -204,7 +204,7 @@ class Host:
             for turn, left in answers.items():
                 for answer in left:
                     if answer.id in running[turn].approvals:
-                        running[turn].put(Answer(answer.id, answer.allow, answer.reason))
+                        running[turn].put(Answer(answer.id, answer.allow, answer.reason, answer.answers))
 
     async def _wishes(self, turns: list[str]) -> tuple[list[tuple[str, str]], dict[str, list[approvals.Left]]]:
         return await self.store.read(lambda conn: (inbox.stops_of(conn, turns), approvals.answers_left(conn, turns)))

@@ -62,9 +62,12 @@ class Keeper:
         self._program = Program(
             loop, pipes, Lines(self._spool.folder), self._on_output, self._on_first_word, self._on_closed
         )
-        self._model = (
-            ModelAddress(loop, model, config["hold_limit"], self._note, self._program.drain) if model else None
-        )
+        self._model: ModelAddress | None = None
+        if model:
+            hold_limit = config["hold_limit"]
+            self._model = ModelAddress(
+                loop, model, hold_limit, self._note, self._program.drain, lambda: self._spool.next
+            )
         Door(loop, listener, self._admit)
         loop.watch(guard.control, READ, self._on_init)
         self._program.gate(True)

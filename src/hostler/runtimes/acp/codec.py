@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hostler.runtimes import forms
 from hostler.runtimes.acp.updates import Naming, announce, fold_update, native_name, next_call, normal_name
 from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj, objs
 from hostler.runtimes.lines import decode_line
 from hostler.types.errors import CapabilityUnsupported
 from hostler.types.events import Approval, ModelCall, Notice, Retract, ToolResult
+from hostler.types.questions import QUESTION
 from hostler.types.result import ErrorInfo
 from hostler.types.runtime import (
     Answer,
@@ -34,6 +36,7 @@ PROTOCOL = 1
 AUTH_REQUIRED = -32000
 HOST_SERVER = "host"
 _LINE = 2000  # characters of a line of the agent's stderr
+_SETTLED = "settled"
 _CANCELLED = {"outcome": {"outcome": "cancelled"}}
 
 
@@ -128,6 +131,8 @@ class AcpCodec:
             said=[],
             asks={},
             log="",
+            attended=ctx.approvals,
+            settles=bool(ctx.mcp_servers) and self.dialect.failed_server is not none,
         )
         step = self._step(state)
         step.request(
@@ -136,7 +141,11 @@ class AcpCodec:
             {
                 "protocolVersion": PROTOCOL,
                 "clientInfo": {"name": "hostler", "title": "hostler", "version": str(VERSION)},
-                "clientCapabilities": {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False},
+                "clientCapabilities": {
+                    "fs": {"readTextFile": False, "writeTextFile": False},
+                    "terminal": False,
+                    **({"elicitation": {"form": {}}} if ctx.approvals else {}),
+                },
             },
         )
         return step.done()
@@ -186,7 +195,10 @@ class AcpCodec:
             return
         method, note = found
         result = obj(message.get("result"))
-        if method == "session/prompt":
+        if note == _SETTLED:
+            step.state["settles"] = False
+            _begin_if_ready(step)
+        elif method == "session/prompt":
             self._prompt_answered(step, message, note)
         elif "error" in message:
             _unfit(step, f"The agent refused {method}: {error_text(message)}")
@@ -262,6 +274,9 @@ class AcpCodec:
     # ---- what the agent asks ----------------------------------------------------------------------------------------
 
     def _asked(self, step: Step, number: Any, method: str, params: dict[str, Any]) -> None:
+        if method == "elicitation/create":
+            _form(step, number, params)
+            return
         if method != "session/request_permission":
             step.refuse(f"refused:{number}", number, method)
             return
@@ -318,6 +333,9 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
     if not isinstance(session, str) or result.get("sessionId") not in (None, session):
         _unfit(step, f"The agent opened the session {result.get('sessionId')!r} instead of {state['resume']!r}.")
         return
+    if state.get("settles"):
+        # What it logged of its servers before this answer is read before the next one.
+        step.request("settle", "session/list", {"cwd": state["setup"]["cwd"]}, note=_SETTLED)
     state.update(session=session, setup=state["setup"] if state["fresh"] else None)
     step.emit(Identified(session))
     if state["mode"]:
@@ -328,8 +346,7 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
 
 def _ready(step: Step) -> None:
     step.state["ready"] = True
-    if step.state["turn"] and step.state["turn"]["input"] is not None:
-        _begin(step)
+    _begin_if_ready(step)
 
 
 def _unfit(step: Step, message: str) -> None:
@@ -397,12 +414,14 @@ def _prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
     if prompt.fresh:
         step.state.update(session=None, ready=False, resume=None)
         _join(step, "session/new", f"fresh:{prompt.turn}")
-    elif step.state["ready"]:
-        _begin(step)
+    else:
+        _begin_if_ready(step)
 
 
-def _begin(step: Step) -> None:
+def _begin_if_ready(step: Step) -> None:
     turn = step.state["turn"]
+    if not turn or turn["input"] is None or not step.state["ready"] or step.state.get("settles"):
+        return
     content, turn["input"] = turn["input"], None
     step.request(turn["id"], "session/prompt", {"sessionId": step.state["session"], "prompt": content}, note=turn["id"])
     step.emit(StepStarted())
@@ -420,8 +439,8 @@ def _interrupt(step: Step) -> None:
         step.emit(Ended("interrupted"))
         return
     turn["interrupt"] = True
-    for ask, (number, _) in step.state["asks"].items():
-        step.reply(f"answer:{ask}", number, _CANCELLED)
+    for ask, (number, options) in step.state["asks"].items():
+        step.reply(f"answer:{ask}", number, {"action": "cancel"} if "schema" in options else _CANCELLED)
     step.state["asks"] = {}
     step.notify(f"interrupt:{turn['id']}", "session/cancel", {"sessionId": step.state["session"]})
 
@@ -444,11 +463,30 @@ def _send_steer(step: Step, key: str, content: list[dict[str, Any]]) -> None:
     step.request(key, "session/prompt", params, note=key)
 
 
+def _form(step: Step, number: Any, params: dict[str, Any]) -> None:
+    """The agent has a person fill in a form. The protocol has this as unstable: an agent does it only when it is told that
+    we can."""
+    turn, schema = step.state["turn"], params.get("requestedSchema")
+    questions = forms.questions(schema) if params.get("mode") == "form" else None
+    if not turn or turn["interrupt"] or not questions or not step.state.get("attended"):
+        step.reply(f"answer:{number}", number, {"action": "decline"})
+        return
+    ask = f"{turn['id']}:{number}"
+    step.state["asks"][ask] = [number, {"schema": schema}]
+    shown = {"message": params.get("message"), "questions": [question.to_dict() for question in questions]}
+    step.emit(Approval(ask, QUESTION, shown))
+
+
 def _decide(step: Step, command: Answer) -> None:
     ask = step.state["asks"].pop(command.id, None)
     if not ask:
         return  # answered before, or no longer asked
     number, options = ask
+    if "schema" in options:
+        content = forms.filled(options["schema"], command.answers or {})
+        form = {"action": "accept", "content": content} if command.allow else {"action": "decline"}
+        step.reply(f"answer:{command.id}", number, form)
+        return
     verb = "allow" if command.allow else "reject"
     chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
     outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else _CANCELLED

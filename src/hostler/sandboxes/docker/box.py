@@ -29,7 +29,6 @@ BRIDGE = str(Path(__file__).parent / "bridge")
 _STAYS = ("full", "ask")  # permissions under which network and files of the container are the caller's affair
 _FOLDERS = ("workdir", "artifacts", "persistent", "skills", "home", "tmp", "launch")
 _FIXED = ("skills", "launch")
-_PASSED = frozenset({"LANG", "LANGUAGE", "TZ"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +103,9 @@ class Docker:
         return {name: self.place.area(area) for area, names in by_area.items() for name in names}
 
     def environment(self, *, home: str, tmp: str) -> dict[str, str]:
-        """Beside the image's own: language and time zone of this machine, and on top ``env``."""
-        passed = {n: v for n, v in os.environ.items() if n in _PASSED or n.startswith("LC_")}
+        """Beside the image's own: the time zone of this machine, and on top ``env``. The language is the image's, which need
+        not know this machine's: shells complain then, before each answer."""
+        passed = {name: os.environ[name] for name in ("TZ",) if name in os.environ}
         return environment.direct({**passed, "TERM": "dumb", **self.settings.env, "HOME": home, "TMPDIR": tmp})
 
     def which(self, name: str) -> str:
