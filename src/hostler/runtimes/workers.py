@@ -66,6 +66,7 @@ def settings(ctx: LaunchContext, folder: str) -> dict[str, Any]:
         "max_turns": ctx.max_turns,
         "effort": ctx.effort,
         "servers": servers,
+        "skills": ctx.skills,
         "fork": {"from": ctx.resume, "at": ctx.fork_at} if ctx.fork_at is not None else None,
     }
 

@@ -13,8 +13,8 @@ from hostler.workers import rules
 from hostler.workers.acp import Blocks, Client, Refused, Turn, serve, unknown
 from hostler.workers.servers import Servers
 from hostler.workers.settings import Settings
+from hostler.workers.shell import Shell
 from hostler.workers.tool_loop.model import Call, Model, ModelFailed, Reply
-from hostler.workers.tool_loop.shell import Shell
 from hostler.workers.tool_loop.tools import Tools
 from hostler.workers.tool_loop.transcript import Message, Transcript, begin, resume
 
