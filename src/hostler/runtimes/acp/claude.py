@@ -45,8 +45,8 @@ def on_permission(ctx: LaunchContext) -> str:
 
 
 def remark(text: str) -> bool:
-    """A warning of Claude Code to whoever sits before it."""
-    return text.startswith("**Warning:** ")
+    """A warning or an error of Claude Code to whoever sits before it."""
+    return text.startswith(("**Warning:** ", "API Error: "))
 
 
 class ClaudeAcp(AcpRuntime):

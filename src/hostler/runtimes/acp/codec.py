@@ -266,7 +266,8 @@ class AcpCodec:
             step.refuse(f"refused:{number}", number, method)
             return
         turn, call = step.state["turn"], self.dialect.plain(obj(params.get("toolCall")))
-        options = {str(o.get("kind")): o.get("optionId") for o in objs(params.get("options"))}
+        # Of two of a kind the first: what comes after it does more than was asked.
+        options = {str(o.get("kind")): o.get("optionId") for o in reversed(objs(params.get("options")))}
         if not turn or turn["interrupt"]:
             step.reply(f"answer:{number}", number, _CANCELLED)
             return
