@@ -57,7 +57,7 @@ def ask(*answers: httpx.Response | Exception) -> tuple[Reply, list[tuple[str, st
         return answer
 
     async def main() -> Reply:
-        model = Model("http://m", "k", model="m", transport=httpx.MockTransport(handle))
+        model = Model("http://m", "k", body={"model": "m"}, transport=httpx.MockTransport(handle))
         return await model.ask([{"role": "user", "content": "hi"}], [], lambda kind, delta: told.append((kind, delta)))
 
     return asyncio.run(main()), told, sent

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+import openai
 from langchain.agents.middleware import AgentMiddleware, hook_config
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool
@@ -93,7 +94,7 @@ class Guard(AgentMiddleware):
             await asyncio.sleep(0.2 * attempt)
             try:
                 response = await handler(request)
-            except httpx.TransportError as error:
+            except (httpx.TransportError, openai.APIConnectionError) as error:
                 cut = f"{type(error).__name__}: {error}"
                 continue
             reason = _finish(response)

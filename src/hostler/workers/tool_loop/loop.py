@@ -32,7 +32,7 @@ class ToolLoop:
         self._client = client
         self._settings = settings
         effort = {"reasoning_effort": settings.effort} if settings.effort else {}
-        self._model = Model(settings.url, settings.key, model=settings.model, **effort)
+        self._model = Model(settings.url, settings.key, body={"model": settings.model, **effort})
         self._servers = Servers(settings.servers)
         self._tools = Tools(settings, self._servers, Shell(settings.workdir, os.environ))
         self._transcripts: dict[str, Transcript] = {}

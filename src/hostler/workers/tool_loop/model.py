@@ -50,7 +50,9 @@ Told = Callable[[str, str], None]
 class Model:
     """A model at an address. How long it may take is for whoever serves it to say."""
 
-    def __init__(self, url: str, key: str, *, transport: httpx.AsyncBaseTransport | None = None, **body: Any) -> None:
+    def __init__(
+        self, url: str, key: str, *, body: dict[str, Any], transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
         self._url = f"{url}/v1/chat/completions"
         self._body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         limits = httpx.Timeout(None, connect=_CONNECT)
