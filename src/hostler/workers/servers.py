@@ -41,11 +41,6 @@ class Servers:
         self._ready = [asyncio.create_task(self._start(name, spec)) for name, spec in specs.items()]
         self._names = list(specs)
 
-    @property
-    def starting(self) -> bool:
-        """Whether it is not known yet which tools there are."""
-        return bool(self._ready)
-
     async def ready(self) -> None:
         """Until all have started, or had their time."""
         if self._ready:

@@ -71,7 +71,6 @@ class DeepAgents:
 
     async def run(self, turn: Turn) -> dict[str, Any]:
         """One turn; raises Refused when the model gives no answer."""
-        await self._servers.ready()
         graph = await self._made()
         self._guard.begin(turn)
         said = {"messages": [message(blocks) for blocks in turn.take()]}
@@ -101,6 +100,8 @@ class DeepAgents:
                 self._client.thought(session, item, block["reasoning"])
 
     async def _made(self) -> Any:
+        """The graph, once it is known which tools there are."""
+        await self._servers.ready()
         if self._graph is not None:
             return self._graph
         settings = self._settings
@@ -114,7 +115,7 @@ class DeepAgents:
         inner = Guard(self._client, settings, self._servers, main=False, turn_of=self._guard)
         tools = [self._guard.tool(served) for served in self._servers.tools.values()]
         prompt = "\n\n".join(p for p in (_PROMPT.format(workdir=settings.workdir), settings.instructions) if p)
-        graph = create_deep_agent(
+        self._graph = create_deep_agent(
             model=_model(settings),
             tools=tools,
             system_prompt=prompt,
@@ -124,25 +125,26 @@ class DeepAgents:
             backend=backend,
             checkpointer=AsyncSqliteSaver(self._database),
         ).with_config(recursion_limit=_STEPS)
-        self._graph = graph if not self._servers.starting else None
-        return graph
+        return self._graph
 
     async def _fork(self, session: str, origin: str, place: str) -> None:
+        """A place is named by the last message before it: that stays its name in a fork, and in a fork of that."""
         graph = await self._made()
-        there = await graph.aget_state({"configurable": {"thread_id": origin, "checkpoint_id": place}})
-        if there.created_at is None or not _SESSION_ID.fullmatch(origin):
-            raise Refused(f"The session {origin} has no place {place}.")
-        await graph.aupdate_state(_thread(session), there.values)
+        messages = (await graph.aget_state(_thread(origin))).values.get("messages") or []
+        upto = next((n for n, message in enumerate(messages, 1) if message.id == place), None)
+        if upto is None:
+            raise Refused(f"The session {origin[:80]} has no place {place[:80]}.")
+        await graph.aupdate_state(_thread(session), {"messages": messages[:upto]})
 
     async def _written(self, session: str) -> str | None:
         """The conversation as others read it, beside the checkpoints; the name of the place that it has reached."""
         state = await (await self._made()).aget_state(_thread(session))
-        messages = convert_to_openai_messages(state.values.get("messages") or [])
+        messages = state.values.get("messages") or []
+        told = convert_to_openai_messages(messages)
         path = Path(self._settings.folder, f"{session}.json")
-        path.with_suffix(".new").write_text(json.dumps([{"content": None, **message} for message in messages]))
+        path.with_suffix(".new").write_text(json.dumps([{"content": None, **message} for message in told]))
         os.replace(path.with_suffix(".new"), path)
-        place = (state.config or {}).get("configurable", {}).get("checkpoint_id")
-        return str(place) if place else None
+        return messages[-1].id if messages else None
 
 
 def message(blocks: Blocks) -> HumanMessage:
