@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from hostler.runtimes.acp.agent import AcpRuntime
+from hostler.runtimes.acp.agent import FORK, STEER, AcpRuntime
 from hostler.runtimes.acp.codec import Dialect
 from hostler.runtimes.codex import RUNTIME as CODEX
 from hostler.runtimes.codex.launch import approval_policy, config, sandbox_policy, toml
@@ -72,12 +72,17 @@ class CodexAcp(AcpRuntime):
         tools=True,
         mcp_servers=True,
         disable_tools=True,
+        max_turns=True,
+        effort=True,
         images=True,
+        portable=True,
+        reasons={"steer": STEER, "fork": FORK, "allow_deny": CODEX.capabilities.reasons["allow_deny"]},
     )
 
     def launch(self, ctx: LaunchContext) -> Launch:
         plan = codex_launch(ctx)
         told = {"developer_instructions": ctx.instructions} if ctx.instructions else {}
+        told |= {"model_reasoning_effort": ctx.effort} if ctx.effort else {}
         files = {f"{ctx.home}/.codex/config.toml": toml({**config(ctx), **rules(ctx), **told})}
         return Launch(ctx.program, plan.env, {**plan.files, **files}, clear=plan.clear)
 

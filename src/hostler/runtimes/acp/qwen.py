@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hostler.runtimes.acp.agent import AcpRuntime
+from hostler.runtimes.acp.agent import FORK, STEER, AcpRuntime
 from hostler.runtimes.acp.codec import Dialect
 from hostler.runtimes.acp.qwen_history import history
 from hostler.runtimes.jsonrpc import obj
 from hostler.types.runtime import Capabilities, Launch, LaunchContext, NativeFile
 
-_WRITERS = ("edit", "write_file", "notebook_edit")
-_SHELL = ("run_shell_command",)
-# What needs somebody at the terminal, goes on behind a turn, or reaches out of the workspace.
-_UNATTENDED = ("ask_user_question", "enter_plan_mode", "exit_plan_mode")
+_NATIVE = {
+    "read": ("read_file",),
+    "write": ("write_file",),
+    "edit": ("edit", "notebook_edit"),
+    "bash": ("run_shell_command",),
+    "glob": ("glob",),
+    "grep": ("grep_search",),
+    "ls": ("list_directory",),
+    "web_fetch": ("web_fetch",),
+    "web_search": ("web_search",),
+    "task": ("agent",),
+}
+_WRITERS = ("write", "edit")
 _NETWORK = ("web_fetch", "web_search")
+_UNATTENDED = ("ask_user_question", "enter_plan_mode", "exit_plan_mode")  # they need somebody at the terminal
+_RULE = re.compile(r"(?P<tool>[\w*.-]+)(?::(?P<pattern>.+)|\((?P<quoted>.*)\))?", re.DOTALL)
 
 
 def launch(ctx: LaunchContext) -> Launch:
@@ -40,9 +52,9 @@ def launch(ctx: LaunchContext) -> Launch:
 
 def settings(ctx: LaunchContext) -> dict[str, Any]:
     """Its configuration. In a project that it does not trust it would start no MCP server; so it trusts each."""
-    off = [*_UNATTENDED, *ctx.disable_tools]
+    off = [*ctx.deny, *ctx.disable_tools]
     if ctx.permissions in ("edit", "read-only"):
-        off += [*_NETWORK, *(() if ctx.confined else _SHELL)]
+        off += [*_NETWORK, *(() if ctx.confined else ("bash",))]
     if ctx.permissions == "read-only":
         off += _WRITERS
     return {
@@ -54,12 +66,27 @@ def settings(ctx: LaunchContext) -> dict[str, Any]:
         "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
         "context": {"fileName": ["QWEN.md", "AGENTS.md", "CLAUDE.md"]},
         "model": {"name": ctx.model},
-        "permissions": {"deny": off},
+        "permissions": {"deny": [*_UNATTENDED, *native_rules(off)], "allow": native_rules(ctx.allow)},
     }
 
 
+def native_rules(rules: Iterable[str]) -> list[str]:
+    """Rules in the words of Qwen Code: ``bash:git *`` is ``run_shell_command(git *)``."""
+    out = []
+    for rule in rules:
+        if not (found := _RULE.fullmatch(rule.strip())):
+            raise ValueError(f"{rule!r} is not a rule: write a tool's name, or name:pattern.")
+        pattern = found["pattern"] or found["quoted"]
+        names = _NATIVE.get(found["tool"], (found["tool"],))
+        out += [f"{name}({pattern})" if pattern else name for name in names]
+    return out
+
+
 def on_permission(ctx: LaunchContext) -> str:
-    return "ask" if ctx.permissions == "ask" else "allow"
+    """What becomes of what it asks for: for each change, in the one mode that it is in."""
+    if ctx.permissions == "ask":
+        return "ask"
+    return "allow" if ctx.permissions == "full" or ctx.confined else "reject"
 
 
 def mode(ctx: LaunchContext) -> str:
@@ -80,20 +107,30 @@ def plain(update: dict[str, Any]) -> dict[str, Any]:
 class QwenCode(AcpRuntime):
     """The Runtime of Qwen Code."""
 
+    tool_names = frozenset(_NATIVE) | {name for names in _NATIVE.values() for name in names}
     install = "`npm install -g @qwen-code/qwen-code` (Node 22 or newer)"
     id_pattern = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     project_code = (".qwen",)
     native_files = (NativeFile(".qwen/projects/*/chats/{id}.jsonl", "jsonl"),)
     dialect = Dialect(mode=mode, permission=on_permission, plain=plain)
     capabilities = Capabilities(
-        permissions=("full", "ask"),
+        permissions=("full", "read-only", "ask"),
         approvals=True,
         history=True,
         instructions=True,
         tools=True,
         mcp_servers=True,
         disable_tools=True,
+        allow_deny=True,
+        max_turns=True,
         images=True,
+        portable=True,
+        reasons={
+            "edit": "its file tools are not confined to the workspace",
+            "steer": STEER,
+            "effort": "it has no such setting for a model that it does not know",
+            "fork": FORK,
+        },
     )
 
     def launch(self, ctx: LaunchContext) -> Launch:

@@ -43,6 +43,7 @@ class DeepAgents:
         effort=True,
         images=True,
         skills="native",
+        portable=True,
         fork=True,
         fresh=True,
     )
