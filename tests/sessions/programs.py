@@ -65,11 +65,11 @@ ACP = (CLAUDE_ACP, CODEX_ACP, QWEN)
 
 _QUICK = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX)]
 # OpenCode takes seconds of CPU to start: the resume matrix, the faults and the cases run it each time, the rest in soak.
-# What others run of the programs after it is in soak too; `make test` has a few turns of each (test_more_programs.py).
-_SLOW = [pytest.param(p, marks=[pytest.mark.real, pytest.mark.soak]) for p in (OPENCODE, TOOL_LOOP, DEEP_AGENTS, *ACP)]
+# The programs after it are run in soak, too; `make test` has some rows of the conformance suite for each.
+_SLOW = [pytest.param(p, marks=[pytest.mark.real, pytest.mark.soak]) for p in (OPENCODE, TOOL_LOOP)]
 ALL = [FAKE_PROGRAM, *_QUICK, *_SLOW]
 REAL = [*_QUICK, *_SLOW]
-IN_SOAK = [pytest.param(p, marks=pytest.mark.soak) for p in (TOOL_LOOP, DEEP_AGENTS, *ACP)]
+IN_SOAK = [pytest.param(p, marks=pytest.mark.soak) for p in (TOOL_LOOP, DEEP_AGENTS)]
 """Added to lists of programs whose other members are run each time."""
 
 

@@ -33,6 +33,7 @@ VERSION = 3
 PROTOCOL = 1
 AUTH_REQUIRED = -32000
 HOST_SERVER = "host"
+_TITLE = 200  # characters
 _LINE = 2000  # characters of a line of the agent's stderr
 _CANCELLED = {"outcome": {"outcome": "cancelled"}}
 
@@ -79,7 +80,8 @@ class Dialect:
     ``failed_server``: the MCP server that did not start, by a line of the agent's stderr. ``mode``: the id of the mode in
     which it must work before it hears a prompt. ``meta``: what it is told beside, with each session. ``remark``: whether a
     piece of text is the agent's own word to its user, in among what the model says. ``plain``: what it tells of a tool call,
-    as the protocol would have it: ``name``, ``rawInput``, ``rawOutput``.
+    as the protocol would have it: ``name``, ``rawInput``, ``rawOutput``. ``stops_when_denied``: a denied call is the end of
+    its turn, which is therefore gone on with by a prompt that says so.
     """
 
     names_tools: bool = False
@@ -96,6 +98,7 @@ class Dialect:
     meta: Callable[[LaunchContext], dict[str, Any] | None] = nothing
     remark: Callable[[str], bool] = the_models
     plain: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
+    stops_when_denied: bool = False
 
 
 class AcpCodec:
@@ -172,7 +175,7 @@ class AcpCodec:
             case Steer():
                 _steer(step, command, self.dialect)
             case Answer():
-                _decide(step, command)
+                self._decide(step, command)
         return step.done()
 
     def _step(self, state: CodecState) -> Step:
@@ -221,7 +224,7 @@ class AcpCodec:
         if not turn or note not in turn["prompts"]:
             return
         turn["prompts"] = [key for key in turn["prompts"] if key != note]
-        if "error" in message and note != turn["id"]:
+        if "error" in message and note != turn["main"]:
             step.emit(Notice("steer_refused", error_text(message)))
         elif "error" in message:
             turn["ended"] = {"error": message["error"]}
@@ -235,7 +238,11 @@ class AcpCodec:
         for call, (_, _, _, told) in step.state["tools"].items():
             if told:
                 step.emit(ToolResult(call, "interrupted", is_error=True))
-        interrupted = step.state["turn"]["interrupt"]
+        turn = step.state["turn"]
+        if turn["denied"] and not turn["interrupt"] and "error" not in how:
+            _go_on(step)
+            return
+        interrupted = turn["interrupt"]
         step.state.update(turn=None, tools={}, said=[], asks={})
         stop = how.get("stop")
         if interrupted or stop == "cancelled":
@@ -272,7 +279,7 @@ class AcpCodec:
             step.reply(f"answer:{number}", number, _CANCELLED)
             return
         ask = f"{turn['id']}:{number}"
-        step.state["asks"][ask] = [number, options]
+        step.state["asks"][ask] = [number, options, str(call.get("title") or call.get("kind") or "a tool")[:_TITLE]]
         tool = str(call.get("toolCallId"))
         known = step.state["tools"].get(tool)
         rule = step.state["permission"]
@@ -285,7 +292,20 @@ class AcpCodec:
         if known and call.get("rawInput"):
             announce(step, tool, call["rawInput"])  # some tell the whole of it nowhere else
         if rule != "ask":
-            _decide(step, Answer(ask, rule == "allow"))
+            self._decide(step, Answer(ask, rule == "allow"))
+
+    def _decide(self, step: Step, command: Answer) -> None:
+        ask = step.state["asks"].pop(command.id, None)
+        if not ask:
+            return  # answered before, or no longer asked
+        number, options, title = ask
+        verb = "allow" if command.allow else "reject"
+        chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
+        outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else _CANCELLED
+        step.reply(f"answer:{command.id}", number, outcome)
+        if self.dialect.stops_when_denied and not command.allow:
+            turn = step.state["turn"]
+            turn["denied"] = [*turn["denied"], f"{title} ({command.reason})" if command.reason else title]
 
 
 def _logged(step: Step, data: bytes, dialect: Dialect) -> None:
@@ -385,7 +405,9 @@ def _prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
     step.state["turn"] = {
         "id": prompt.turn,
         "input": content,
+        "main": prompt.turn,
         "prompts": [prompt.turn],
+        "denied": [],
         "steer": [],
         "ended": None,
         "interrupt": False,
@@ -421,7 +443,7 @@ def _interrupt(step: Step) -> None:
         step.emit(Ended("interrupted"))
         return
     turn["interrupt"] = True
-    for ask, (number, _) in step.state["asks"].items():
+    for ask, (number, *_) in step.state["asks"].items():
         step.reply(f"answer:{ask}", number, _CANCELLED)
     step.state["asks"] = {}
     step.notify(f"interrupt:{turn['id']}", "session/cancel", {"sessionId": step.state["session"]})
@@ -445,15 +467,16 @@ def _send_steer(step: Step, key: str, content: list[dict[str, Any]]) -> None:
     step.request(key, "session/prompt", params, note=key)
 
 
-def _decide(step: Step, command: Answer) -> None:
-    ask = step.state["asks"].pop(command.id, None)
-    if not ask:
-        return  # answered before, or no longer asked
-    number, options = ask
-    verb = "allow" if command.allow else "reject"
-    chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
-    outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else _CANCELLED
-    step.reply(f"answer:{command.id}", number, outcome)
+def _go_on(step: Step) -> None:
+    """The agent took a denial for the end of its turn: it is told to go on."""
+    turn = step.state["turn"]
+    said = f"[Not allowed: {'; '.join(turn['denied'])}. Go on without it.]"
+    key = f"{turn['main']}:denied"
+    step.state.update(tools={}, said=[], asks={})
+    turn.update(main=key, prompts=[key], denied=[], ended=None, message=None, block=turn["block"] + 1)
+    params = {"sessionId": step.state["session"], "prompt": [{"type": "text", "text": said}]}
+    step.request(key, "session/prompt", params, note=key)
+    step.emit(StepStarted())
 
 
 # ---- the model calls, as the keeper and the endpoint saw them -------------------------------------------------------

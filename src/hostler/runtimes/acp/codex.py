@@ -63,7 +63,7 @@ class CodexAcp(AcpRuntime):
     id_pattern = CODEX.id_pattern
     native_files = CODEX.native_files
     install = "`npm install -g @zed-industries/codex-acp`"
-    dialect = Dialect(servers=False, permission=on_permission, remark=remark, plain=plain)
+    dialect = Dialect(servers=False, permission=on_permission, remark=remark, plain=plain, stops_when_denied=True)
     capabilities = Capabilities(
         permissions=("full", "read-only", "edit", "ask"),
         approvals=True,

@@ -27,7 +27,23 @@ _NATIVE = {
 }
 _WRITERS = ("write", "edit")
 _NETWORK = ("web_fetch", "web_search")
-_UNATTENDED = ("ask_user_question", "enter_plan_mode", "exit_plan_mode")  # they need somebody at the terminal
+# They need somebody at the terminal, go on behind the turn, or work elsewhere.
+_UNATTENDED = (
+    "ask_user_question",
+    "enter_plan_mode",
+    "exit_plan_mode",
+    "enter_worktree",
+    "exit_worktree",
+    "cron_create",
+    "cron_delete",
+    "cron_list",
+    "loop_wakeup",
+    "monitor",
+    "send_message",
+    "report_findings",
+    "record_artifact",
+)
+_SLUG = re.compile(r"[^a-zA-Z0-9]")
 _RULE = re.compile(r"(?P<tool>[\w*.-]+)(?::(?P<pattern>.+)|\((?P<quoted>.*)\))?", re.DOTALL)
 
 
@@ -40,6 +56,12 @@ def launch(ctx: LaunchContext) -> Launch:
         "QWEN_CODE_SYSTEM_SETTINGS_PATH": f"{ctx.files_dir}/qwen.json",  # what it says counts, whatever a project says
     }
     files = {f"{ctx.files_dir}/qwen.json": json.dumps(settings(ctx)), f"{ctx.home}/.qwen/settings.json": "{}"}
+    links: dict[str, str] = {}
+    if not ctx.confined:
+        # It keeps a project's chats in a folder named after the working directory, which is not everywhere the same.
+        env["QWEN_RUNTIME_DIR"] = f"{ctx.files_dir}/qwen"
+        links[f"{ctx.files_dir}/qwen/projects/{_SLUG.sub('-', ctx.workdir)}"] = f"{ctx.home}/.qwen/project"
+        files[f"{ctx.home}/.qwen/project/.here"] = ""
     if ctx.instructions:
         files[f"{ctx.home}/.qwen/QWEN.md"] = ctx.instructions
     # Where it keeps which folders are trusted, and what an agent may have given itself.
@@ -47,7 +69,7 @@ def launch(ctx: LaunchContext) -> Launch:
         f"{ctx.home}/.qwen/{name}" for name in ("trustedFolders.json", "skills", "agents", "commands", "extensions")
     ]
     clear += [] if ctx.instructions else [f"{ctx.home}/.qwen/QWEN.md"]
-    return Launch(ctx.program, env, files, clear=tuple(clear))
+    return Launch(ctx.program, env, files, clear=tuple(clear), links=links)
 
 
 def settings(ctx: LaunchContext) -> dict[str, Any]:
@@ -65,7 +87,9 @@ def settings(ctx: LaunchContext) -> dict[str, Any]:
         "general": {"enableAutoUpdate": False},
         "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
         "context": {"fileName": ["QWEN.md", "AGENTS.md", "CLAUDE.md"]},
-        "model": {"name": ctx.model},
+        # It would hide the caller's tools behind a search, and pictures from a model that it does not know.
+        "tools": {"toolSearch": {"enabled": False}},
+        "model": {"name": ctx.model, "generationConfig": {"modalities": {"image": True}}},
         "permissions": {"deny": [*_UNATTENDED, *native_rules(off)], "allow": native_rules(ctx.allow)},
     }
 
@@ -111,8 +135,11 @@ class QwenCode(AcpRuntime):
     install = "`npm install -g @qwen-code/qwen-code` (Node 22 or newer)"
     id_pattern = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     project_code = (".qwen",)
-    native_files = (NativeFile(".qwen/projects/*/chats/{id}.jsonl", "jsonl"),)
-    dialect = Dialect(mode=mode, permission=on_permission, plain=plain)
+    native_files = (
+        NativeFile(".qwen/project/chats/{id}.jsonl", "jsonl"),
+        NativeFile(".qwen/projects/*/chats/{id}.jsonl", "jsonl"),
+    )
+    dialect = Dialect(mode=mode, permission=on_permission, plain=plain, stops_when_denied=True)
     capabilities = Capabilities(
         permissions=("full", "read-only", "ask"),
         approvals=True,

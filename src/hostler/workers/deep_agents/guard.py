@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ _NORMAL = {
     "delete": "edit",
     "execute": "bash",
 }
+_EXITED = re.compile(r"\n*\[Command (succeeded|failed) with exit code -?\d+\]\Z")  # which is told by itself
 _PATHS = ("file_path", "path")
 _STOPS = {"length": "max_tokens", "content_filter": "refusal"}
 
@@ -156,4 +158,4 @@ def _told(result: Any) -> tuple[str, bool]:
     if not isinstance(result, ToolMessage):
         return "", False
     about = result.artifact if isinstance(result.artifact, dict) else {}
-    return result.text, result.status == "error" or about.get("exit_code") not in (None, 0)
+    return _EXITED.sub("", result.text), result.status == "error" or about.get("exit_code") not in (None, 0)
