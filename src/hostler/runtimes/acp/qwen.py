@@ -53,6 +53,7 @@ def launch(ctx: LaunchContext) -> Launch:
         "OPENAI_API_KEY": ctx.token,
         "OPENAI_MODEL": ctx.model,
         "QWEN_CODE_NO_RELAUNCH": "1",
+        "QWEN_CODE_LEGACY_MCP_BLOCKING": "1",  # else its first call of the model may come before their tools
         "QWEN_CODE_SYSTEM_SETTINGS_PATH": f"{ctx.files_dir}/qwen.json",  # what it says counts, whatever a project says
     }
     files = {f"{ctx.files_dir}/qwen.json": json.dumps(settings(ctx)), f"{ctx.home}/.qwen/settings.json": "{}"}
@@ -136,8 +137,8 @@ class QwenCode(AcpRuntime):
     id_pattern = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     project_code = (".qwen",)
     native_files = (
-        NativeFile(".qwen/project/chats/{id}.jsonl", "jsonl"),
-        NativeFile(".qwen/projects/*/chats/{id}.jsonl", "jsonl"),
+        NativeFile(".qwen/project/chats/{id}.jsonl", "jsonl", moved="cwd"),
+        NativeFile(".qwen/projects/*/chats/{id}.jsonl", "jsonl", moved="cwd"),
     )
     dialect = Dialect(mode=mode, permission=on_permission, plain=plain, stops_when_denied=True)
     capabilities = Capabilities(
