@@ -82,8 +82,11 @@ def test_what_is_asked_and_answered(program: Program) -> None:
     ]
     answers = [json.loads(send.data)["result"]["outcome"] for send in sends if send.key.startswith("answer:")]
     assert [answer["outcome"] for answer in answers] == ["selected", "selected"]
-    # To Codex's adapter a denial is the end of the turn; the others tell their model, or come to an end.
-    assert of(events, Ended)[-1].stop_reason == ("interrupted" if program is CODEX_ACP else "done")
+    # To some a denial is the end of the turn: those are told to go on.
+    told = [json.loads(send.data)["params"]["prompt"][0]["text"] for send in sends if send.key == "t1:denied"]
+    assert told == (["[Not allowed: echo b > b.txt. Go on without it.]"] if program in (CODEX_ACP, QWEN) else [])
+    assert [(event.stop_reason, event.error) for event in of(events, Ended)] == [("done", None)]
+    assert "".join(event.delta for event in of(events, Text)).endswith("done")
     results = of(events, ToolResult)
     assert [result.is_error for result in results] == ([False] if program is CODEX_ACP else [False, True])
 

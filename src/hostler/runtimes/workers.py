@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hostler.runtimes.acp.codec import HOST_SERVER, AcpCodec, Dialect
+from hostler.runtimes.acp.codec import AcpCodec, Dialect
+from hostler.runtimes.acp.servers import HOST_SERVER
 from hostler.runtimes.failures import http_failure
 from hostler.runtimes.jsonrpc import error_text, obj
 from hostler.types.errors import CapabilityUnsupported

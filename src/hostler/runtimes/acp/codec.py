@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from hostler.runtimes.acp.dialect import Dialect as Dialect
+from hostler.runtimes.acp.dialect import none
+from hostler.runtimes.acp.prompting import CANCELLED, begin, go_on, interrupt, join, prompt, steer
+from hostler.runtimes.acp.servers import mcp_servers as mcp_servers
 from hostler.runtimes.acp.updates import Naming, announce, fold_update, native_name, next_call, normal_name
 from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj, objs
 from hostler.runtimes.lines import decode_line
-from hostler.types.errors import CapabilityUnsupported
 from hostler.types.events import Approval, ModelCall, Notice, Retract, ToolResult
 from hostler.types.result import ErrorInfo
 from hostler.types.runtime import (
@@ -25,80 +26,13 @@ from hostler.types.runtime import (
     LaunchContext,
     Prompt,
     Steer,
-    StepStarted,
     Unfit,
 )
 
 VERSION = 3
 PROTOCOL = 1
-AUTH_REQUIRED = -32000
-HOST_SERVER = "host"
 _TITLE = 200  # characters
 _LINE = 2000  # characters of a line of the agent's stderr
-_CANCELLED = {"outcome": {"outcome": "cancelled"}}
-
-
-def failure(message: dict[str, Any]) -> ErrorInfo:
-    """Why the agent answered a prompt with an error, as far as the protocol says it."""
-    error = message.get("error")
-    code = error.get("code") if isinstance(error, dict) else None
-    return ErrorInfo("model_auth" if code == AUTH_REQUIRED else "program_error", error_text(message))
-
-
-def no_rule(ctx: LaunchContext) -> str:
-    """What becomes of the agent's own permission requests: they are shown to whoever can answer, else granted."""
-    return "ask" if ctx.approvals else "allow"
-
-
-def none(line: str) -> None:
-    """The protocol has no word for MCP servers that do not start."""
-
-
-def nothing(ctx: LaunchContext) -> None:
-    """The agent is told no more than the protocol wants."""
-
-
-def as_it_is(update: dict[str, Any]) -> dict[str, Any]:
-    """The agent tells of its tools in the protocol's own terms."""
-    return update
-
-
-def the_models(text: str) -> bool:
-    """All that is said is the model's."""
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """Where agents differ within the protocol.
-
-    ``names_tools``: the first title of a tool call is the tool's name. ``steers``: a second prompt joins the running one.
-    ``keeps_cwd``: a session runs where it was made, whatever a resume says, so that must be asked for.
-    ``servers``: MCP servers are given with the session, not in the agent's own configuration. ``fresh``: one process makes
-    one session after the other. ``commands``: it takes a
-    prompt that begins with a slash for a command, but looks at what is meant for the user's eyes only, too.
-    ``failed_server``: the MCP server that did not start, by a line of the agent's stderr. ``mode``: the id of the mode in
-    which it must work before it hears a prompt. ``meta``: what it is told beside, with each session. ``remark``: whether a
-    piece of text is the agent's own word to its user, in among what the model says. ``plain``: what it tells of a tool call,
-    as the protocol would have it: ``name``, ``rawInput``, ``rawOutput``. ``stops_when_denied``: a denied call is the end of
-    its turn, which is therefore gone on with by a prompt that says so.
-    """
-
-    names_tools: bool = False
-    host_prefix: str = "mcp__host__"
-    steers: bool = False
-    keeps_cwd: bool = False
-    servers: bool = True
-    fresh: bool = False
-    commands: bool = False
-    permission: Callable[[LaunchContext], str] = no_rule
-    failure: Callable[[dict[str, Any]], ErrorInfo] = failure
-    failed_server: Callable[[str], str | None] = none
-    mode: Callable[[LaunchContext], str | None] = nothing
-    meta: Callable[[LaunchContext], dict[str, Any] | None] = nothing
-    remark: Callable[[str], bool] = the_models
-    plain: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
-    stops_when_denied: bool = False
 
 
 class AcpCodec:
@@ -169,11 +103,11 @@ class AcpCodec:
         step = self._step(state)
         match command:
             case Prompt():
-                _prompt(step, command, self.dialect)
+                prompt(step, command, self.dialect)
             case Interrupt():
-                _interrupt(step)
+                interrupt(step)
             case Steer():
-                _steer(step, command, self.dialect)
+                steer(step, command, self.dialect)
             case Answer():
                 self._decide(step, command)
         return step.done()
@@ -204,7 +138,7 @@ class AcpCodec:
 
     def _initialized(self, step: Step, result: dict[str, Any]) -> None:
         if not step.state["resume"]:
-            _join(step, "session/new")
+            join(step, "session/new")
             return
         able = obj(result.get("agentCapabilities"))
         if "resume" in obj(able.get("sessionCapabilities")):
@@ -217,7 +151,7 @@ class AcpCodec:
         if self.dialect.keeps_cwd:
             step.request("locate", "session/list", {"cwd": step.state["setup"]["cwd"]})
         else:
-            _join(step, step.state["method"])
+            join(step, step.state["method"])
 
     def _prompt_answered(self, step: Step, message: dict[str, Any], note: Any) -> None:
         turn = step.state["turn"]
@@ -240,7 +174,7 @@ class AcpCodec:
                 step.emit(ToolResult(call, "interrupted", is_error=True))
         turn = step.state["turn"]
         if turn["denied"] and not turn["interrupt"] and "error" not in how:
-            _go_on(step)
+            go_on(step)
             return
         interrupted = turn["interrupt"]
         step.state.update(turn=None, tools={}, said=[], asks={})
@@ -276,7 +210,7 @@ class AcpCodec:
         # Of two of a kind the first: what comes after it does more than was asked.
         options = {str(o.get("kind")): o.get("optionId") for o in reversed(objs(params.get("options")))}
         if not turn or turn["interrupt"]:
-            step.reply(f"answer:{number}", number, _CANCELLED)
+            step.reply(f"answer:{number}", number, CANCELLED)
             return
         ask = f"{turn['id']}:{number}"
         step.state["asks"][ask] = [number, options, str(call.get("title") or call.get("kind") or "a tool")[:_TITLE]]
@@ -301,7 +235,7 @@ class AcpCodec:
         number, options, title = ask
         verb = "allow" if command.allow else "reject"
         chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
-        outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else _CANCELLED
+        outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else CANCELLED
         step.reply(f"answer:{command.id}", number, outcome)
         if self.dialect.stops_when_denied and not command.allow:
             turn = step.state["turn"]
@@ -320,15 +254,10 @@ def _logged(step: Step, data: bytes, dialect: Dialect) -> None:
 # ---- the session ----------------------------------------------------------------------------------------------------
 
 
-def _join(step: Step, method: str, key: str = "start") -> None:
-    setup, resume = step.state["setup"], step.state["resume"]
-    step.request(key, method, {**setup, "sessionId": resume} if resume else setup)
-
-
 def _located(step: Step, result: dict[str, Any]) -> None:
     cwd, resume = step.state["setup"]["cwd"], step.state["resume"]
     if any(s.get("sessionId") == resume and s.get("cwd") == cwd for s in objs(result.get("sessions"))):
-        _join(step, step.state["method"])
+        join(step, step.state["method"])
     else:
         _unfit(step, f"The agent has no session {resume} in {cwd}: it does not know it, or made it somewhere else.")
 
@@ -350,133 +279,12 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
 def _ready(step: Step) -> None:
     step.state["ready"] = True
     if step.state["turn"] and step.state["turn"]["input"] is not None:
-        _begin(step)
+        begin(step)
 
 
 def _unfit(step: Step, message: str) -> None:
     step.state["unfit"] = message
     step.emit(Unfit(message))
-
-
-def mcp_servers(ctx: LaunchContext) -> list[dict[str, Any]]:
-    """The host's tool server and the caller's, as the protocol wants them."""
-    if HOST_SERVER in ctx.mcp_servers:
-        raise CapabilityUnsupported(f"The MCP server name {HOST_SERVER!r} is hostler's own; name it otherwise.")
-    servers = [_server(name, spec) for name, spec in ctx.mcp_servers.items()]
-    if ctx.tool_url:
-        servers.append(
-            _server(HOST_SERVER, {"url": ctx.tool_url, "headers": {"Authorization": f"Bearer {ctx.tool_token}"}})
-        )
-    return servers
-
-
-def _server(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    if url := spec.get("url"):
-        kind = spec.get("type") if spec.get("type") in ("http", "sse") else "http"
-        return {"type": kind, "name": name, "url": url, "headers": _pairs(spec.get("headers"))}
-    return {
-        "name": name,
-        "command": spec["command"],
-        "args": list(spec.get("args") or ()),
-        "env": _pairs(spec.get("env")),
-    }
-
-
-def _pairs(values: Mapping[str, str] | None) -> list[dict[str, str]]:
-    return [{"name": name, "value": value} for name, value in (values or {}).items()]
-
-
-# ---- commands -------------------------------------------------------------------------------------------------------
-
-
-def _text(text: str, dialect: Dialect) -> list[dict[str, Any]]:
-    plain: dict[str, Any] = {"type": "text", "text": text}
-    if dialect.commands and text.lstrip().startswith("/"):
-        return [{"type": "text", "text": ".", "annotations": {"audience": ["user"]}}, plain]
-    return [plain]
-
-
-def _prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
-    if step.state["unfit"]:
-        step.emit(Unfit(step.state["unfit"]))
-        return
-    content = _text(prompt.text, dialect)
-    content += [{"type": "image", "mimeType": media, "data": data} for media, data in prompt.images]
-    step.state["turn"] = {
-        "id": prompt.turn,
-        "input": content,
-        "main": prompt.turn,
-        "prompts": [prompt.turn],
-        "denied": [],
-        "steer": [],
-        "ended": None,
-        "interrupt": False,
-        "message": None,  # the id of the message that is being written
-        "attempt": 0,  # grows with each model call that was cut, so that its pieces can be taken back
-        "block": 0,  # grows where the agent does not name its messages
-        "over": False,  # the model call is over
-        "worked": False,  # it called tools
-    }
-    if prompt.fresh:
-        step.state.update(session=None, ready=False, resume=None)
-        _join(step, "session/new", f"fresh:{prompt.turn}")
-    elif step.state["ready"]:
-        _begin(step)
-
-
-def _begin(step: Step) -> None:
-    turn = step.state["turn"]
-    content, turn["input"] = turn["input"], None
-    step.request(turn["id"], "session/prompt", {"sessionId": step.state["session"], "prompt": content}, note=turn["id"])
-    step.emit(StepStarted())
-    for key, said in turn["steer"]:
-        _send_steer(step, key, said)
-    turn["steer"] = []
-
-
-def _interrupt(step: Step) -> None:
-    turn = step.state["turn"]
-    if not turn or turn["interrupt"]:
-        return
-    if turn["input"] is not None:
-        step.state["turn"] = None
-        step.emit(Ended("interrupted"))
-        return
-    turn["interrupt"] = True
-    for ask, (number, *_) in step.state["asks"].items():
-        step.reply(f"answer:{ask}", number, _CANCELLED)
-    step.state["asks"] = {}
-    step.notify(f"interrupt:{turn['id']}", "session/cancel", {"sessionId": step.state["session"]})
-
-
-def _steer(step: Step, command: Steer, dialect: Dialect) -> None:
-    turn = step.state["turn"]
-    if not turn or not dialect.steers or turn["interrupt"]:
-        why = "The turn is over" if dialect.steers else "This agent takes nothing during a turn"
-        step.emit(Notice("steer_refused", f"{why}; what was said to it was not delivered."))
-    elif turn["input"] is not None:
-        turn["steer"] = [*turn["steer"], [command.key, _text(command.text, dialect)]]
-    else:
-        _send_steer(step, command.key, _text(command.text, dialect))
-
-
-def _send_steer(step: Step, key: str, content: list[dict[str, Any]]) -> None:
-    turn = step.state["turn"]
-    turn["prompts"] = [*turn["prompts"], key]
-    params = {"sessionId": step.state["session"], "prompt": content}
-    step.request(key, "session/prompt", params, note=key)
-
-
-def _go_on(step: Step) -> None:
-    """The agent took a denial for the end of its turn: it is told to go on."""
-    turn = step.state["turn"]
-    said = f"[Not allowed: {'; '.join(turn['denied'])}. Go on without it.]"
-    key = f"{turn['main']}:denied"
-    step.state.update(tools={}, said=[], asks={})
-    turn.update(main=key, prompts=[key], denied=[], ended=None, message=None, block=turn["block"] + 1)
-    params = {"sessionId": step.state["session"], "prompt": [{"type": "text", "text": said}]}
-    step.request(key, "session/prompt", params, note=key)
-    step.emit(StepStarted())
 
 
 # ---- the model calls, as the keeper and the endpoint saw them -------------------------------------------------------
