@@ -25,7 +25,7 @@ lint: $(VENV)/.dev
 	$(BIN)/python scripts/generate_faces.py --check
 
 soak: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready bubblewrap containers
-	HOSTLER_SOAK=1 timeout --signal=INT 3600 $(BIN)/pytest -n 2 --dist loadgroup -m "soak or longer"
+	HOSTLER_SOAK=1 timeout --signal=INT 7200 $(BIN)/pytest -n 2 --dist loadgroup -m "soak or longer"
 
 bench: $(VENV)/.dev $(VENV)-peer/.ready .programs/.ready bubblewrap containers
 	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" $(BIN)/python benchmarks/run.py
@@ -86,7 +86,7 @@ containers: $(VENV)/.dev .programs/.ready
 	  else \
 	    echo "not all of $(CONTAINERS) are installed, and only root can do it with apt-get: their tests are skipped"; \
 	  fi; fi
-	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" $(BIN)/python -m tests.containers.daemons
+	$(BIN)/python -m tests.containers.daemons
 
 # The peer that the benchmarks compare with.
 $(VENV)-peer/.ready:

@@ -28,7 +28,7 @@ def marked() -> Iterator[Any]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", marked())
+@pytest.mark.parametrize("case", list(marked()))
 def test_a_program_does_what_its_sheet_says(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     # As an app would run it: with the state dir that the case names.
     monkeypatch.delenv("HOSTLER_STATE_DIR")

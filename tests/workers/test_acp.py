@@ -27,6 +27,9 @@ class Told:
         stop: dict[str, Any] = await self._run(turn)
         return stop
 
+    async def ready(self) -> None:
+        self.closed = False
+
     async def close(self) -> None:
         self.closed = True
 

@@ -23,10 +23,11 @@ from ..telemetry.keys import Keys
 from ..telemetry.redaction import Masker
 from ..turn import Outcome, Running
 from ..types.errors import HarnessError
-from ..types.events import ModelCall
+from ..types.events import ModelCall, Notice
 from ..types.result import ErrorInfo
 from ..types.runtime import Ended, Frame, Runtime
 from ..workspace import SessionDirs, native
+from .admission import admitted
 
 if TYPE_CHECKING:
     from ..toolserver import ToolServer
@@ -44,6 +45,7 @@ class Reached:
     progress: Progress
     resumed: str | None
     fresh: bool = False
+    notices: tuple[Notice, ...] = ()
 
 
 class Hold:
@@ -118,7 +120,7 @@ class Hold:
             self._shut(launched.token, launched.tool_token)
             await asyncio.to_thread(keeper.destroy, launched.address)
             raise
-        return Reached(self.program, launched.progress, self._arrived(launched.resumed))
+        return Reached(self.program, launched.progress, self._arrived(launched.resumed), notices=launched.notices)
 
     async def _stay(
         self, lease: Lease, program: Program, progress: Progress, resumed: str | None, branch: Branch | None
@@ -195,6 +197,8 @@ class Hold:
             tag={"session": self._key, **{str(k): str(v) for k, v in place.rules["metadata"].items()}},
             budget=self._budget,
             ready=self._looked,
+            admit=lambda sub: admitted(self._running(), place.rules["max_turns"], sub_agent=sub),
+            sub_agent_header=self._runtime.capabilities.sub_agent_header,
         )
 
     def _shut(self, token: str, tool_token: str | None) -> None:
@@ -205,6 +209,7 @@ class Hold:
     def _on_call(self, call: ModelCall) -> None:
         running = self._running()
         if running is not None and running.program is not None:
+            running.called(call)
             running.program.put(call)
         else:
             self._late_calls.append(call)  # counted with the turn that ends now, or with the next one

@@ -36,7 +36,7 @@ from ..types.events import CheckedOut, Committed, Event, Notice, PersistenceFail
 from ..types.result import Persistence
 from ..workspace import Root, SessionDirs
 from ..workspace.confined import split
-from ..workspace.roots import Roots
+from ..workspace.roots import Names
 
 if TYPE_CHECKING:
     from .local import Host
@@ -236,7 +236,7 @@ class Persistent:
 
     # ---- telling the agent
 
-    async def brief(self, names: Roots | None, native_id: str | None) -> str:
+    async def brief(self, names: Names | None, native_id: str | None) -> str:
         """What is to be said to the agent of its dirs, with its next prompt; empty when it was told the same before."""
         if not self.given:
             return ""

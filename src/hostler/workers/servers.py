@@ -45,7 +45,7 @@ class Servers:
     async def ready(self) -> None:
         """Until all have started, or had their time."""
         if self._ready:
-            await asyncio.gather(*self._ready)
+            await asyncio.wait(self._ready)  # who waits may be cancelled; they are not
             self._ready = []
             self.tools = {tool.name: tool for name in self._names for tool in self._found.get(name, ())}
 

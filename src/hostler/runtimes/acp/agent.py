@@ -43,7 +43,7 @@ class AcpRuntime:
     project_code: tuple[str, ...] = ()
     tool_names: frozenset[str] | None = None
     native_files: tuple[NativeFile, ...] = ()
-    capabilities = Capabilities(approvals=True, tools=True, mcp_servers=True, reasons=UNKNOWN)
+    capabilities = Capabilities(approvals=True, tools=True, mcp_servers=True, questions="native", reasons=UNKNOWN)
     dialect: ClassVar[Dialect] = Dialect()
     install: ClassVar[str] = "its own instructions"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hostler.runtimes.acp.agent import FORK, STEER, AcpRuntime
@@ -81,6 +82,7 @@ class ClaudeAcp(AcpRuntime):
     )
 
     def launch(self, ctx: LaunchContext) -> Launch:
+        ctx = replace(ctx, approvals=False)  # it has no way for questions that ask for more than leave
         env = {**environment(ctx), "ANTHROPIC_MODEL": ctx.model}
         files = {
             f"{ctx.files_dir}/claude-settings.json": json.dumps(settings(ctx)),

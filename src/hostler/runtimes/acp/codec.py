@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hostler.runtimes import forms
 from hostler.runtimes.acp.dialect import Dialect as Dialect
 from hostler.runtimes.acp.dialect import none
-from hostler.runtimes.acp.prompting import CANCELLED, begin, go_on, interrupt, join, prompt, steer
+from hostler.runtimes.acp.prompting import CANCELLED, begin_if_ready, go_on, interrupt, join, prompt, steer
 from hostler.runtimes.acp.servers import mcp_servers as mcp_servers
 from hostler.runtimes.acp.updates import Naming, announce, fold_update, native_name, next_call, normal_name
 from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj, objs
 from hostler.runtimes.lines import decode_line
 from hostler.types.events import Approval, ModelCall, Notice, Retract, ToolResult
+from hostler.types.questions import QUESTION
 from hostler.types.result import ErrorInfo
 from hostler.types.runtime import (
     Answer,
@@ -32,6 +34,7 @@ from hostler.types.runtime import (
 VERSION = 3
 PROTOCOL = 1
 _TITLE = 200  # characters
+_SETTLED = "settled"
 _LINE = 2000  # characters of a line of the agent's stderr
 
 
@@ -65,6 +68,8 @@ class AcpCodec:
             said=[],
             asks={},
             log="",
+            attended=ctx.approvals,
+            settles=bool(ctx.mcp_servers) and self.dialect.failed_server is not none,
         )
         step = self._step(state)
         step.request(
@@ -73,7 +78,11 @@ class AcpCodec:
             {
                 "protocolVersion": PROTOCOL,
                 "clientInfo": {"name": "hostler", "title": "hostler", "version": str(VERSION)},
-                "clientCapabilities": {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False},
+                "clientCapabilities": {
+                    "fs": {"readTextFile": False, "writeTextFile": False},
+                    "terminal": False,
+                    **({"elicitation": {"form": {}}} if ctx.approvals else {}),
+                },
             },
         )
         return step.done()
@@ -123,7 +132,10 @@ class AcpCodec:
             return
         method, note = found
         result = obj(message.get("result"))
-        if method == "session/prompt":
+        if note == _SETTLED:
+            step.state["settles"] = False
+            begin_if_ready(step)
+        elif method == "session/prompt":
             self._prompt_answered(step, message, note)
         elif "error" in message:
             _unfit(step, f"The agent refused {method}: {error_text(message)}")
@@ -203,6 +215,9 @@ class AcpCodec:
     # ---- what the agent asks ----------------------------------------------------------------------------------------
 
     def _asked(self, step: Step, number: Any, method: str, params: dict[str, Any]) -> None:
+        if method == "elicitation/create":
+            _form(step, number, params)
+            return
         if method != "session/request_permission":
             step.refuse(f"refused:{number}", number, method)
             return
@@ -233,6 +248,11 @@ class AcpCodec:
         if not ask:
             return  # answered before, or no longer asked
         number, options, title = ask
+        if "schema" in options:
+            content = forms.filled(options["schema"], command.answers or {})
+            form = {"action": "accept", "content": content} if command.allow else {"action": "decline"}
+            step.reply(f"answer:{command.id}", number, form)
+            return
         verb = "allow" if command.allow else "reject"
         chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
         outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else CANCELLED
@@ -240,6 +260,20 @@ class AcpCodec:
         if self.dialect.stops_when_denied and not command.allow:
             turn = step.state["turn"]
             turn["denied"] = [*turn["denied"], f"{title} ({command.reason})" if command.reason else title]
+
+
+def _form(step: Step, number: Any, params: dict[str, Any]) -> None:
+    """The agent has a person fill in a form. The protocol has this as unstable: an agent does it only when it is told that
+    we can."""
+    turn, schema = step.state["turn"], params.get("requestedSchema")
+    questions = forms.questions(schema) if params.get("mode") == "form" else None
+    if not turn or turn["interrupt"] or not questions or not step.state.get("attended"):
+        step.reply(f"answer:{number}", number, {"action": "decline"})
+        return
+    ask = f"{turn['id']}:{number}"
+    step.state["asks"][ask] = [number, {"schema": schema}, "a form"]
+    shown = {"message": params.get("message"), "questions": [question.to_dict() for question in questions]}
+    step.emit(Approval(ask, QUESTION, shown))
 
 
 def _logged(step: Step, data: bytes, dialect: Dialect) -> None:
@@ -268,6 +302,9 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
     if not isinstance(session, str) or result.get("sessionId") not in (None, session):
         _unfit(step, f"The agent opened the session {result.get('sessionId')!r} instead of {state['resume']!r}.")
         return
+    if state.get("settles"):
+        # What it logged of its servers before this answer is read before the next one.
+        step.request("settle", "session/list", {"cwd": state["setup"]["cwd"]}, note=_SETTLED)
     state.update(session=session, setup=state["setup"] if state["fresh"] else None)
     step.emit(Identified(session))
     if state["mode"]:
@@ -278,8 +315,7 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
 
 def _ready(step: Step) -> None:
     step.state["ready"] = True
-    if step.state["turn"] and step.state["turn"]["input"] is not None:
-        begin(step)
+    begin_if_ready(step)
 
 
 def _unfit(step: Step, message: str) -> None:

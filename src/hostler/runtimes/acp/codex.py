@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hostler.runtimes.acp.agent import FORK, STEER, AcpRuntime
@@ -80,6 +81,7 @@ class CodexAcp(AcpRuntime):
     )
 
     def launch(self, ctx: LaunchContext) -> Launch:
+        ctx = replace(ctx, approvals=False)  # it has no way for questions that ask for more than leave
         plan = codex_launch(ctx)
         told = {"developer_instructions": ctx.instructions} if ctx.instructions else {}
         told |= {"model_reasoning_effort": ctx.effort} if ctx.effort else {}

@@ -48,12 +48,15 @@ def prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
     if prompt.fresh:
         step.state.update(session=None, ready=False, resume=None)
         join(step, "session/new", f"fresh:{prompt.turn}")
-    elif step.state["ready"]:
-        begin(step)
+    else:
+        begin_if_ready(step)
 
 
-def begin(step: Step) -> None:
+def begin_if_ready(step: Step) -> None:
+    """The prompt that waits for the session to be there."""
     turn = step.state["turn"]
+    if not turn or turn["input"] is None or not step.state["ready"] or step.state.get("settles"):
+        return
     content, turn["input"] = turn["input"], None
     step.request(turn["id"], "session/prompt", {"sessionId": step.state["session"], "prompt": content}, note=turn["id"])
     step.emit(StepStarted())
@@ -71,8 +74,8 @@ def interrupt(step: Step) -> None:
         step.emit(Ended("interrupted"))
         return
     turn["interrupt"] = True
-    for ask, (number, *_) in step.state["asks"].items():
-        step.reply(f"answer:{ask}", number, CANCELLED)
+    for ask, (number, options, _) in step.state["asks"].items():
+        step.reply(f"answer:{ask}", number, {"action": "cancel"} if "schema" in options else CANCELLED)
     step.state["asks"] = {}
     step.notify(f"interrupt:{turn['id']}", "session/cancel", {"sessionId": step.state["session"]})
 

@@ -35,6 +35,7 @@ class ClaudeCode:
         images=True,
         portable=True,
         fork=True,
+        questions="native",
     )
     codec = ClaudeCodec()
     native_files = (

@@ -42,6 +42,8 @@ class OpenCode:
         reasons={
             "fork": "over ACP a fork takes no place in the conversation; a new one is told the transcript",
         },
+        questions="tool",
+        sub_agent_header="x-parent-session-id",
     )
 
     def __init__(self) -> None:

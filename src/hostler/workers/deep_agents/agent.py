@@ -63,6 +63,10 @@ class DeepAgents:
             await self._fork(session, str(fork["from"]), str(fork["at"]))
         return session
 
+    async def ready(self) -> None:
+        """Until its MCP servers have started, or had their time."""
+        await self._servers.ready()
+
     async def close(self) -> None:
         """The process is about to end."""
         await self._servers.aclose()

@@ -44,6 +44,10 @@ class ToolLoop:
         self._transcripts[transcript.session] = transcript
         return transcript.session
 
+    async def ready(self) -> None:
+        """Until its MCP servers have started, or had their time."""
+        await self._servers.ready()
+
     async def close(self) -> None:
         """The process is about to end."""
         await self._servers.aclose()
