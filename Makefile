@@ -45,7 +45,7 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable ".[claude,codex,litellm,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[claude,codex,litellm,deepagents,dev]"
 	touch $@
 
 # The real LiteLLM gateway holds some of our packages at older versions: it lives in an environment of its own.
@@ -55,10 +55,13 @@ $(VENV)-litellm/.ready:
 	$(VENV)-litellm/bin/python -m pip install --quiet "litellm[proxy]>=1.100"
 	touch $@
 
-# The agent programs that are no Python packages; the tests look for them here first.
-.programs/.ready:
-	npm install --prefix .programs --no-save --no-audit --no-fund --loglevel=error "opencode-ai@1"
-	.programs/node_modules/.bin/opencode --version
+# The agent programs that are no Python packages; the tests look for them here first. Some need a newer Node than many
+# systems have, so one is installed with them.
+PROGRAMS := "opencode-ai@1" "node@24" "@agentclientprotocol/claude-agent-acp@0.101" "@zed-industries/codex-acp@0.16" \
+  "@qwen-code/qwen-code@0.24"
+.programs/.ready: Makefile
+	npm install --prefix .programs --no-save --no-audit --no-fund --loglevel=error $(PROGRAMS)
+	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" sh -ec 'opencode --version; qwen --version; command -v claude-agent-acp; command -v codex-acp'
 	touch $@
 
 # The sandbox. Where it can neither be found nor installed its tests are skipped, which CI does not let pass.

@@ -13,6 +13,11 @@ QUICK = {  # what is shown each time; a program that takes seconds to start is s
     "claude_code": {"turn", "usage", "restart", "restart-in-tool", "lost-home"},
     "codex": {"turn", "usage", "restart", "restart-in-tool", "lost-home"},
     "opencode": {"restart"},
+    "tool_loop": {"turn", "cancel", "lost-home"},
+    "deep_agents": {"lost-home"},
+    "claude_acp": {"lost-home"},
+    "codex_acp": {"lost-home"},
+    "qwen": {"lost-home"},
 }
 
 

@@ -11,7 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, REAL, TOOL_LOOP, Program, ids
+from tests.sessions.programs import (
+    ALL,
+    CLAUDE,
+    CODEX,
+    DEEP_AGENTS,
+    FAKE_PROGRAM,
+    OPENCODE,
+    REAL,
+    TOOL_LOOP,
+    Program,
+    ids,
+)
 from tests.toolserver.app import pay, who
 
 import hostler
@@ -216,7 +227,10 @@ def test_the_agents_shell_gets_nothing_from_the_tool_server_with_other_tokens(
     box = hostler.sandbox.local(workspace)
     with hostler.agent_session(program.harness, tools=[lookup], sandbox=box, **program.options(models)) as session:
         base, token = '"$ANTHROPIC_BASE_URL"', '"$ANTHROPIC_AUTH_TOKEN"'
-        if program is TOOL_LOOP:  # it keeps its key from its shell; of the same user, nothing keeps the shell from it
+        if program in (
+            TOOL_LOOP,
+            DEEP_AGENTS,
+        ):  # it keeps its key from its shell; of the same user, nothing keeps the shell from it
             own = "tr '\\0' '\\n' < /proc/$PPID/environ | sed -n s/^OPENAI_API_KEY=//p"
             base, token = '"${OPENAI_BASE_URL%/v1}"', f"$({own})"
         elif program is not CLAUDE:

@@ -13,6 +13,7 @@ _MODULES = {
     "codex": "hostler.runtimes.codex",
     "opencode": "hostler.runtimes.opencode",
     "tool_loop": "hostler.runtimes.tool_loop",
+    "deep_agents": "hostler.runtimes.deep_agents",
     "fake": "hostler.testing.fake_runtime",
 }
 """Name to module; the module holds the Runtime as ``RUNTIME``."""

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hostler.runtimes.acp.codec import HOST_SERVER, AcpCodec, Dialect
+from hostler.runtimes.acp.codec import AcpCodec, Dialect
+from hostler.runtimes.acp.servers import HOST_SERVER
 from hostler.runtimes.failures import http_failure
 from hostler.runtimes.jsonrpc import error_text, obj
 from hostler.types.errors import CapabilityUnsupported
@@ -66,6 +67,7 @@ def settings(ctx: LaunchContext, folder: str) -> dict[str, Any]:
         "max_turns": ctx.max_turns,
         "effort": ctx.effort,
         "servers": servers,
+        "skills": ctx.skills,
         "fork": {"from": ctx.resume, "at": ctx.fork_at} if ctx.fork_at is not None else None,
     }
 

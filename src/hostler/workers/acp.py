@@ -61,6 +61,10 @@ class Agent(Protocol):
         turn is, and must leave the session such that it can be gone on with."""
         ...
 
+    async def ready(self) -> None:
+        """Until its MCP servers have started, or had their time."""
+        ...
+
     async def close(self) -> None:
         """The process is about to end."""
         ...
@@ -191,6 +195,9 @@ class Serving:
                 session = await self._agent.open(resume)
                 self._sessions.add(session)
                 return {"sessionId": session}
+            case "session/list":  # asked so that what was logged of servers is known to have been said
+                await self._agent.ready()
+                return {"sessions": []}
         raise Refused(f"{method} is not known here.", code=_NO_METHOD)
 
     def _prompt(self, number: Any, params: dict[str, Any]) -> None:

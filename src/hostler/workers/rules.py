@@ -13,6 +13,8 @@ from hostler.workers.settings import Settings
 READS = frozenset({"read", "glob", "grep", "ls"})
 WRITES = frozenset({"write", "edit"})
 SHELL = "bash"
+INNER = frozenset({"task", "write_todos"})
+"""They act on the conversation alone; what a sub-agent does is judged by itself."""
 HOST = "mcp__host__"
 """The tools of the app: their own server asks and refuses."""
 
@@ -69,7 +71,7 @@ def resolved(settings: Settings, path: str) -> str:
 
 def _by_mode(settings: Settings, tool: str) -> Verdict:
     mode = settings.permissions
-    if mode == "full" or tool in READS or tool.startswith(HOST):
+    if mode == "full" or tool in READS | INNER or tool.startswith(HOST):
         return Verdict("allow")
     if mode == "ask":
         return Verdict("ask")

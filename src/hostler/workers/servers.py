@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import re
@@ -44,7 +45,7 @@ class Servers:
     async def ready(self) -> None:
         """Until all have started, or had their time."""
         if self._ready:
-            await asyncio.gather(*self._ready)
+            await asyncio.wait(self._ready)  # who waits may be cancelled; they are not
             self._ready = []
             self.tools = {tool.name: tool for name in self._names for tool in self._found.get(name, ())}
 
@@ -61,6 +62,9 @@ class Servers:
         return "\n".join(parts), bool(result.is_error)
 
     async def _start(self, name: str, spec: Mapping[str, Any]) -> None:
+        await asyncio.to_thread(
+            importlib.import_module, "mcp.client"
+        )  # most of a second, which is none of the server's
         started = asyncio.get_running_loop().create_future()
         held = asyncio.create_task(self._hold(name, spec, started))
         self._held.append(held)
@@ -77,7 +81,7 @@ class Servers:
         sys.stderr.flush()
 
     async def _hold(self, name: str, spec: Mapping[str, Any], started: asyncio.Future[None]) -> None:
-        from mcp.client import Client  # most of a second: only with servers
+        from mcp.client import Client
 
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(Client(await _transport(spec, stack), cache=None))

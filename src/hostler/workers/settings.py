@@ -16,7 +16,7 @@ KEY = "OPENAI_API_KEY"
 class Settings:
     """``model`` is asked for at ``url``. ``folder`` is where sessions are kept. ``writable`` are the folders that may be
     written in the mode "edit", the workspace ``workdir`` among them. ``fork`` names a session and the place up to which a
-    new one is to hold it. ``servers`` are MCP servers, each with its ``start_timeout``."""
+    new one is to hold it. ``servers`` are MCP servers, each with its ``start_timeout``; ``skills`` is a folder of skills."""
 
     model: str
     url: str
@@ -33,6 +33,7 @@ class Settings:
     effort: str | None = None
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
     fork: dict[str, Any] | None = None
+    skills: str | None = None
     key: str = field(default="", repr=False)
 
     @classmethod

@@ -11,6 +11,22 @@ from hostler.runtimes.acp.codec import AcpCodec, Dialect
 from hostler.types.errors import CapabilityUnsupported
 from hostler.types.runtime import Capabilities, Codec, Launch, LaunchContext, NativeFile
 
+STEER = "what is said during a turn waits for its end"
+FORK = "over ACP a fork takes no place in the conversation; a new one is told the transcript"
+_UNTOLD = "the protocol has no word for it"
+UNKNOWN = {
+    "edit": "the agent's own modes are not known",
+    "read-only": "the agent's own modes are not known",
+    "ask": "the agent's own modes are not known",
+    "steer": STEER,
+    "history": "it is not known where the agent keeps its transcript",
+    "portable": "it is not known where the agent keeps its transcript",
+    "fork": FORK,
+    "images": "it is not known whether the agent takes pictures",
+    "max_turns": "what the agent does in a turn is not known well enough to count its model calls",
+    **dict.fromkeys(("instructions", "disable_tools", "allow_deny", "effort"), _UNTOLD),
+}
+
 
 class AcpRuntime:
     """The Runtime of an agent of which only its command is known.
@@ -27,7 +43,7 @@ class AcpRuntime:
     project_code: tuple[str, ...] = ()
     tool_names: frozenset[str] | None = None
     native_files: tuple[NativeFile, ...] = ()
-    capabilities = Capabilities(approvals=True, tools=True, mcp_servers=True, questions="native")
+    capabilities = Capabilities(approvals=True, tools=True, mcp_servers=True, questions="native", reasons=UNKNOWN)
     dialect: ClassVar[Dialect] = Dialect()
     install: ClassVar[str] = "its own instructions"
 

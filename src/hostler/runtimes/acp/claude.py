@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hostler.runtimes.acp.agent import AcpRuntime
+from hostler.runtimes.acp.agent import FORK, STEER, AcpRuntime
 from hostler.runtimes.acp.codec import Dialect
 from hostler.runtimes.claude_code import RUNTIME as CLAUDE_CODE
 from hostler.runtimes.claude_code import tools
-from hostler.runtimes.claude_code.launch import environment, settings
+from hostler.runtimes.claude_code.launch import EFFORTS, environment, settings
+from hostler.types.errors import CapabilityUnsupported
 from hostler.types.runtime import Capabilities, Launch, LaunchContext
 
 
@@ -29,6 +30,10 @@ def meta(ctx: LaunchContext) -> dict[str, Any]:
         options["tools"] = [*tools.READERS, *writers, *(("Bash",) if ctx.confined else ()), "Agent"]
     if ctx.max_turns is not None:
         options["maxTurns"] = ctx.max_turns
+    if ctx.effort is not None:
+        if ctx.effort not in EFFORTS:
+            raise CapabilityUnsupported(f"Claude Code knows the efforts {', '.join(EFFORTS)}, not {ctx.effort!r}.")
+        options["effort"] = ctx.effort
     prompt = {"systemPrompt": {"append": ctx.instructions}} if ctx.instructions else {}
     return {**prompt, "claudeCode": {"options": options}}
 
@@ -46,8 +51,8 @@ def on_permission(ctx: LaunchContext) -> str:
 
 
 def remark(text: str) -> bool:
-    """A warning of Claude Code to whoever sits before it."""
-    return text.startswith("**Warning:** ")
+    """A warning or an error of Claude Code to whoever sits before it."""
+    return text.startswith(("**Warning:** ", "API Error: "))
 
 
 class ClaudeAcp(AcpRuntime):
@@ -70,7 +75,10 @@ class ClaudeAcp(AcpRuntime):
         disable_tools=True,
         allow_deny=True,
         max_turns=True,
+        effort=True,
         images=True,
+        portable=True,
+        reasons={"steer": STEER, "fork": FORK},
     )
 
     def launch(self, ctx: LaunchContext) -> Launch:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hostler.runtimes import forms
+from hostler.runtimes.acp.dialect import Dialect as Dialect
+from hostler.runtimes.acp.dialect import none
+from hostler.runtimes.acp.prompting import CANCELLED, begin_if_ready, go_on, interrupt, join, prompt, steer
+from hostler.runtimes.acp.servers import mcp_servers as mcp_servers
 from hostler.runtimes.acp.updates import Naming, announce, fold_update, native_name, next_call, normal_name
 from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj, objs
 from hostler.runtimes.lines import decode_line
-from hostler.types.errors import CapabilityUnsupported
 from hostler.types.events import Approval, ModelCall, Notice, Retract, ToolResult
 from hostler.types.questions import QUESTION
 from hostler.types.result import ErrorInfo
@@ -27,78 +28,14 @@ from hostler.types.runtime import (
     LaunchContext,
     Prompt,
     Steer,
-    StepStarted,
     Unfit,
 )
 
 VERSION = 3
 PROTOCOL = 1
-AUTH_REQUIRED = -32000
-HOST_SERVER = "host"
-_LINE = 2000  # characters of a line of the agent's stderr
+_TITLE = 200  # characters
 _SETTLED = "settled"
-_CANCELLED = {"outcome": {"outcome": "cancelled"}}
-
-
-def failure(message: dict[str, Any]) -> ErrorInfo:
-    """Why the agent answered a prompt with an error, as far as the protocol says it."""
-    error = message.get("error")
-    code = error.get("code") if isinstance(error, dict) else None
-    return ErrorInfo("model_auth" if code == AUTH_REQUIRED else "program_error", error_text(message))
-
-
-def no_rule(ctx: LaunchContext) -> str:
-    """What becomes of the agent's own permission requests: they are shown to whoever can answer, else granted."""
-    return "ask" if ctx.approvals else "allow"
-
-
-def none(line: str) -> None:
-    """The protocol has no word for MCP servers that do not start."""
-
-
-def nothing(ctx: LaunchContext) -> None:
-    """The agent is told no more than the protocol wants."""
-
-
-def as_it_is(update: dict[str, Any]) -> dict[str, Any]:
-    """The agent tells of its tools in the protocol's own terms."""
-    return update
-
-
-def the_models(text: str) -> bool:
-    """All that is said is the model's."""
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """Where agents differ within the protocol.
-
-    ``names_tools``: the first title of a tool call is the tool's name. ``steers``: a second prompt joins the running one.
-    ``keeps_cwd``: a session runs where it was made, whatever a resume says, so that must be asked for.
-    ``servers``: MCP servers are given with the session, not in the agent's own configuration. ``fresh``: one process makes
-    one session after the other. ``commands``: it takes a
-    prompt that begins with a slash for a command, but looks at what is meant for the user's eyes only, too.
-    ``failed_server``: the MCP server that did not start, by a line of the agent's stderr. ``mode``: the id of the mode in
-    which it must work before it hears a prompt. ``meta``: what it is told beside, with each session. ``remark``: whether a
-    piece of text is the agent's own word to its user, in among what the model says. ``plain``: what it tells of a tool call,
-    as the protocol would have it: ``name``, ``rawInput``, ``rawOutput``.
-    """
-
-    names_tools: bool = False
-    host_prefix: str = "mcp__host__"
-    steers: bool = False
-    keeps_cwd: bool = False
-    servers: bool = True
-    fresh: bool = False
-    commands: bool = False
-    permission: Callable[[LaunchContext], str] = no_rule
-    failure: Callable[[dict[str, Any]], ErrorInfo] = failure
-    failed_server: Callable[[str], str | None] = none
-    mode: Callable[[LaunchContext], str | None] = nothing
-    meta: Callable[[LaunchContext], dict[str, Any] | None] = nothing
-    remark: Callable[[str], bool] = the_models
-    plain: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
+_LINE = 2000  # characters of a line of the agent's stderr
 
 
 class AcpCodec:
@@ -175,13 +112,13 @@ class AcpCodec:
         step = self._step(state)
         match command:
             case Prompt():
-                _prompt(step, command, self.dialect)
+                prompt(step, command, self.dialect)
             case Interrupt():
-                _interrupt(step)
+                interrupt(step)
             case Steer():
-                _steer(step, command, self.dialect)
+                steer(step, command, self.dialect)
             case Answer():
-                _decide(step, command)
+                self._decide(step, command)
         return step.done()
 
     def _step(self, state: CodecState) -> Step:
@@ -197,7 +134,7 @@ class AcpCodec:
         result = obj(message.get("result"))
         if note == _SETTLED:
             step.state["settles"] = False
-            _begin_if_ready(step)
+            begin_if_ready(step)
         elif method == "session/prompt":
             self._prompt_answered(step, message, note)
         elif "error" in message:
@@ -213,7 +150,7 @@ class AcpCodec:
 
     def _initialized(self, step: Step, result: dict[str, Any]) -> None:
         if not step.state["resume"]:
-            _join(step, "session/new")
+            join(step, "session/new")
             return
         able = obj(result.get("agentCapabilities"))
         if "resume" in obj(able.get("sessionCapabilities")):
@@ -226,14 +163,14 @@ class AcpCodec:
         if self.dialect.keeps_cwd:
             step.request("locate", "session/list", {"cwd": step.state["setup"]["cwd"]})
         else:
-            _join(step, step.state["method"])
+            join(step, step.state["method"])
 
     def _prompt_answered(self, step: Step, message: dict[str, Any], note: Any) -> None:
         turn = step.state["turn"]
         if not turn or note not in turn["prompts"]:
             return
         turn["prompts"] = [key for key in turn["prompts"] if key != note]
-        if "error" in message and note != turn["id"]:
+        if "error" in message and note != turn["main"]:
             step.emit(Notice("steer_refused", error_text(message)))
         elif "error" in message:
             turn["ended"] = {"error": message["error"]}
@@ -247,7 +184,11 @@ class AcpCodec:
         for call, (_, _, _, told) in step.state["tools"].items():
             if told:
                 step.emit(ToolResult(call, "interrupted", is_error=True))
-        interrupted = step.state["turn"]["interrupt"]
+        turn = step.state["turn"]
+        if turn["denied"] and not turn["interrupt"] and "error" not in how:
+            go_on(step)
+            return
+        interrupted = turn["interrupt"]
         step.state.update(turn=None, tools={}, said=[], asks={})
         stop = how.get("stop")
         if interrupted or stop == "cancelled":
@@ -281,12 +222,13 @@ class AcpCodec:
             step.refuse(f"refused:{number}", number, method)
             return
         turn, call = step.state["turn"], self.dialect.plain(obj(params.get("toolCall")))
-        options = {str(o.get("kind")): o.get("optionId") for o in objs(params.get("options"))}
+        # Of two of a kind the first: what comes after it does more than was asked.
+        options = {str(o.get("kind")): o.get("optionId") for o in reversed(objs(params.get("options")))}
         if not turn or turn["interrupt"]:
-            step.reply(f"answer:{number}", number, _CANCELLED)
+            step.reply(f"answer:{number}", number, CANCELLED)
             return
         ask = f"{turn['id']}:{number}"
-        step.state["asks"][ask] = [number, options]
+        step.state["asks"][ask] = [number, options, str(call.get("title") or call.get("kind") or "a tool")[:_TITLE]]
         tool = str(call.get("toolCallId"))
         known = step.state["tools"].get(tool)
         rule = step.state["permission"]
@@ -299,7 +241,39 @@ class AcpCodec:
         if known and call.get("rawInput"):
             announce(step, tool, call["rawInput"])  # some tell the whole of it nowhere else
         if rule != "ask":
-            _decide(step, Answer(ask, rule == "allow"))
+            self._decide(step, Answer(ask, rule == "allow"))
+
+    def _decide(self, step: Step, command: Answer) -> None:
+        ask = step.state["asks"].pop(command.id, None)
+        if not ask:
+            return  # answered before, or no longer asked
+        number, options, title = ask
+        if "schema" in options:
+            content = forms.filled(options["schema"], command.answers or {})
+            form = {"action": "accept", "content": content} if command.allow else {"action": "decline"}
+            step.reply(f"answer:{command.id}", number, form)
+            return
+        verb = "allow" if command.allow else "reject"
+        chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
+        outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else CANCELLED
+        step.reply(f"answer:{command.id}", number, outcome)
+        if self.dialect.stops_when_denied and not command.allow:
+            turn = step.state["turn"]
+            turn["denied"] = [*turn["denied"], f"{title} ({command.reason})" if command.reason else title]
+
+
+def _form(step: Step, number: Any, params: dict[str, Any]) -> None:
+    """The agent has a person fill in a form. The protocol has this as unstable: an agent does it only when it is told that
+    we can."""
+    turn, schema = step.state["turn"], params.get("requestedSchema")
+    questions = forms.questions(schema) if params.get("mode") == "form" else None
+    if not turn or turn["interrupt"] or not questions or not step.state.get("attended"):
+        step.reply(f"answer:{number}", number, {"action": "decline"})
+        return
+    ask = f"{turn['id']}:{number}"
+    step.state["asks"][ask] = [number, {"schema": schema}, "a form"]
+    shown = {"message": params.get("message"), "questions": [question.to_dict() for question in questions]}
+    step.emit(Approval(ask, QUESTION, shown))
 
 
 def _logged(step: Step, data: bytes, dialect: Dialect) -> None:
@@ -314,15 +288,10 @@ def _logged(step: Step, data: bytes, dialect: Dialect) -> None:
 # ---- the session ----------------------------------------------------------------------------------------------------
 
 
-def _join(step: Step, method: str, key: str = "start") -> None:
-    setup, resume = step.state["setup"], step.state["resume"]
-    step.request(key, method, {**setup, "sessionId": resume} if resume else setup)
-
-
 def _located(step: Step, result: dict[str, Any]) -> None:
     cwd, resume = step.state["setup"]["cwd"], step.state["resume"]
     if any(s.get("sessionId") == resume and s.get("cwd") == cwd for s in objs(result.get("sessions"))):
-        _join(step, step.state["method"])
+        join(step, step.state["method"])
     else:
         _unfit(step, f"The agent has no session {resume} in {cwd}: it does not know it, or made it somewhere else.")
 
@@ -346,151 +315,12 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
 
 def _ready(step: Step) -> None:
     step.state["ready"] = True
-    _begin_if_ready(step)
+    begin_if_ready(step)
 
 
 def _unfit(step: Step, message: str) -> None:
     step.state["unfit"] = message
     step.emit(Unfit(message))
-
-
-def mcp_servers(ctx: LaunchContext) -> list[dict[str, Any]]:
-    """The host's tool server and the caller's, as the protocol wants them."""
-    if HOST_SERVER in ctx.mcp_servers:
-        raise CapabilityUnsupported(f"The MCP server name {HOST_SERVER!r} is hostler's own; name it otherwise.")
-    servers = [_server(name, spec) for name, spec in ctx.mcp_servers.items()]
-    if ctx.tool_url:
-        servers.append(
-            _server(HOST_SERVER, {"url": ctx.tool_url, "headers": {"Authorization": f"Bearer {ctx.tool_token}"}})
-        )
-    return servers
-
-
-def _server(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    if url := spec.get("url"):
-        kind = spec.get("type") if spec.get("type") in ("http", "sse") else "http"
-        return {"type": kind, "name": name, "url": url, "headers": _pairs(spec.get("headers"))}
-    return {
-        "name": name,
-        "command": spec["command"],
-        "args": list(spec.get("args") or ()),
-        "env": _pairs(spec.get("env")),
-    }
-
-
-def _pairs(values: Mapping[str, str] | None) -> list[dict[str, str]]:
-    return [{"name": name, "value": value} for name, value in (values or {}).items()]
-
-
-# ---- commands -------------------------------------------------------------------------------------------------------
-
-
-def _text(text: str, dialect: Dialect) -> list[dict[str, Any]]:
-    plain: dict[str, Any] = {"type": "text", "text": text}
-    if dialect.commands and text.lstrip().startswith("/"):
-        return [{"type": "text", "text": ".", "annotations": {"audience": ["user"]}}, plain]
-    return [plain]
-
-
-def _prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
-    if step.state["unfit"]:
-        step.emit(Unfit(step.state["unfit"]))
-        return
-    content = _text(prompt.text, dialect)
-    content += [{"type": "image", "mimeType": media, "data": data} for media, data in prompt.images]
-    step.state["turn"] = {
-        "id": prompt.turn,
-        "input": content,
-        "prompts": [prompt.turn],
-        "steer": [],
-        "ended": None,
-        "interrupt": False,
-        "message": None,  # the id of the message that is being written
-        "attempt": 0,  # grows with each model call that was cut, so that its pieces can be taken back
-        "block": 0,  # grows where the agent does not name its messages
-        "over": False,  # the model call is over
-        "worked": False,  # it called tools
-    }
-    if prompt.fresh:
-        step.state.update(session=None, ready=False, resume=None)
-        _join(step, "session/new", f"fresh:{prompt.turn}")
-    else:
-        _begin_if_ready(step)
-
-
-def _begin_if_ready(step: Step) -> None:
-    turn = step.state["turn"]
-    if not turn or turn["input"] is None or not step.state["ready"] or step.state.get("settles"):
-        return
-    content, turn["input"] = turn["input"], None
-    step.request(turn["id"], "session/prompt", {"sessionId": step.state["session"], "prompt": content}, note=turn["id"])
-    step.emit(StepStarted())
-    for key, said in turn["steer"]:
-        _send_steer(step, key, said)
-    turn["steer"] = []
-
-
-def _interrupt(step: Step) -> None:
-    turn = step.state["turn"]
-    if not turn or turn["interrupt"]:
-        return
-    if turn["input"] is not None:
-        step.state["turn"] = None
-        step.emit(Ended("interrupted"))
-        return
-    turn["interrupt"] = True
-    for ask, (number, options) in step.state["asks"].items():
-        step.reply(f"answer:{ask}", number, {"action": "cancel"} if "schema" in options else _CANCELLED)
-    step.state["asks"] = {}
-    step.notify(f"interrupt:{turn['id']}", "session/cancel", {"sessionId": step.state["session"]})
-
-
-def _steer(step: Step, command: Steer, dialect: Dialect) -> None:
-    turn = step.state["turn"]
-    if not turn or not dialect.steers or turn["interrupt"]:
-        why = "The turn is over" if dialect.steers else "This agent takes nothing during a turn"
-        step.emit(Notice("steer_refused", f"{why}; what was said to it was not delivered."))
-    elif turn["input"] is not None:
-        turn["steer"] = [*turn["steer"], [command.key, _text(command.text, dialect)]]
-    else:
-        _send_steer(step, command.key, _text(command.text, dialect))
-
-
-def _send_steer(step: Step, key: str, content: list[dict[str, Any]]) -> None:
-    turn = step.state["turn"]
-    turn["prompts"] = [*turn["prompts"], key]
-    params = {"sessionId": step.state["session"], "prompt": content}
-    step.request(key, "session/prompt", params, note=key)
-
-
-def _form(step: Step, number: Any, params: dict[str, Any]) -> None:
-    """The agent has a person fill in a form. The protocol has this as unstable: an agent does it only when it is told that
-    we can."""
-    turn, schema = step.state["turn"], params.get("requestedSchema")
-    questions = forms.questions(schema) if params.get("mode") == "form" else None
-    if not turn or turn["interrupt"] or not questions or not step.state.get("attended"):
-        step.reply(f"answer:{number}", number, {"action": "decline"})
-        return
-    ask = f"{turn['id']}:{number}"
-    step.state["asks"][ask] = [number, {"schema": schema}]
-    shown = {"message": params.get("message"), "questions": [question.to_dict() for question in questions]}
-    step.emit(Approval(ask, QUESTION, shown))
-
-
-def _decide(step: Step, command: Answer) -> None:
-    ask = step.state["asks"].pop(command.id, None)
-    if not ask:
-        return  # answered before, or no longer asked
-    number, options = ask
-    if "schema" in options:
-        content = forms.filled(options["schema"], command.answers or {})
-        form = {"action": "accept", "content": content} if command.allow else {"action": "decline"}
-        step.reply(f"answer:{command.id}", number, form)
-        return
-    verb = "allow" if command.allow else "reject"
-    chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
-    outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else _CANCELLED
-    step.reply(f"answer:{command.id}", number, outcome)
 
 
 # ---- the model calls, as the keeper and the endpoint saw them -------------------------------------------------------

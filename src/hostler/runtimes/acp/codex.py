@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hostler.runtimes.acp.agent import AcpRuntime
+from hostler.runtimes.acp.agent import FORK, STEER, AcpRuntime
 from hostler.runtimes.acp.codec import Dialect
 from hostler.runtimes.codex import RUNTIME as CODEX
 from hostler.runtimes.codex.launch import approval_policy, config, sandbox_policy, toml
@@ -64,7 +64,7 @@ class CodexAcp(AcpRuntime):
     id_pattern = CODEX.id_pattern
     native_files = CODEX.native_files
     install = "`npm install -g @zed-industries/codex-acp`"
-    dialect = Dialect(servers=False, permission=on_permission, remark=remark, plain=plain)
+    dialect = Dialect(servers=False, permission=on_permission, remark=remark, plain=plain, stops_when_denied=True)
     capabilities = Capabilities(
         permissions=("full", "read-only", "edit", "ask"),
         approvals=True,
@@ -73,13 +73,18 @@ class CodexAcp(AcpRuntime):
         tools=True,
         mcp_servers=True,
         disable_tools=True,
+        max_turns=True,
+        effort=True,
         images=True,
+        portable=True,
+        reasons={"steer": STEER, "fork": FORK, "allow_deny": CODEX.capabilities.reasons["allow_deny"]},
     )
 
     def launch(self, ctx: LaunchContext) -> Launch:
         ctx = replace(ctx, approvals=False)  # it has no way for questions that ask for more than leave
         plan = codex_launch(ctx)
         told = {"developer_instructions": ctx.instructions} if ctx.instructions else {}
+        told |= {"model_reasoning_effort": ctx.effort} if ctx.effort else {}
         files = {f"{ctx.home}/.codex/config.toml": toml({**config(ctx), **rules(ctx), **told})}
         return Launch(ctx.program, plan.env, {**plan.files, **files}, clear=plan.clear)
 

@@ -16,6 +16,7 @@ _NORMAL = {
     "execute": "bash",
     "run_shell_command": "bash",
     "edit": "edit",
+    "edit_file": "edit",
     "multiedit": "edit",
     "patch": "edit",
     "apply_patch": "edit",

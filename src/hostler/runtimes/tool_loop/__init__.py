@@ -36,6 +36,7 @@ class ToolLoop:
         max_turns=True,
         effort=True,
         images=True,
+        portable=True,
         fork=True,
         fresh=True,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...types.runtime import Harness
+from ...types.runtime import Harness, acp_agent
 from .bench import Subject
 
 PROGRAMS = (
@@ -10,5 +10,10 @@ PROGRAMS = (
     Subject("codex", "Codex", Harness.CODEX, "gpt-5"),
     # To models of some names it gives other tools.
     Subject("opencode", "OpenCode", Harness.OPENCODE, "coder"),
+    Subject("tool_loop", "Tool loop", Harness.TOOL_LOOP),
+    Subject("deep_agents", "Deep Agents", Harness.DEEP_AGENTS),
+    Subject("claude_acp", "claude-agent-acp", acp_agent(["claude-agent-acp"]), "claude-opus-4-6"),
+    Subject("codex_acp", "codex-acp", acp_agent(["codex-acp"])),
+    Subject("qwen", "Qwen Code", acp_agent(["qwen", "--acp"]), "coder"),
 )
 BY_NAME = {subject.name: subject for subject in PROGRAMS}

@@ -13,8 +13,8 @@ from hostler.workers import rules
 from hostler.workers.acp import Blocks, Client, Refused, Turn, serve, unknown
 from hostler.workers.servers import Servers
 from hostler.workers.settings import Settings
+from hostler.workers.shell import Shell
 from hostler.workers.tool_loop.model import Call, Model, ModelFailed, Reply
-from hostler.workers.tool_loop.shell import Shell
 from hostler.workers.tool_loop.tools import Tools
 from hostler.workers.tool_loop.transcript import Message, Transcript, begin, resume
 
@@ -32,7 +32,7 @@ class ToolLoop:
         self._client = client
         self._settings = settings
         effort = {"reasoning_effort": settings.effort} if settings.effort else {}
-        self._model = Model(settings.url, settings.key, model=settings.model, **effort)
+        self._model = Model(settings.url, settings.key, body={"model": settings.model, **effort})
         self._servers = Servers(settings.servers)
         self._tools = Tools(settings, self._servers, Shell(settings.workdir, os.environ))
         self._transcripts: dict[str, Transcript] = {}
@@ -43,6 +43,10 @@ class ToolLoop:
         transcript = begin(folder) if session is None else resume(folder, session, fork)
         self._transcripts[transcript.session] = transcript
         return transcript.session
+
+    async def ready(self) -> None:
+        """Until its MCP servers have started, or had their time."""
+        await self._servers.ready()
 
     async def close(self) -> None:
         """The process is about to end."""

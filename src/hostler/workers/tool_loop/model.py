@@ -50,12 +50,14 @@ Told = Callable[[str, str], None]
 class Model:
     """A model at an address. How long it may take is for whoever serves it to say."""
 
-    def __init__(self, url: str, key: str, **body: Any) -> None:
+    def __init__(
+        self, url: str, key: str, *, body: dict[str, Any], transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
         self._url = f"{url}/v1/chat/completions"
         self._body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         limits = httpx.Timeout(None, connect=_CONNECT)
         headers = {"authorization": f"Bearer {key}"}
-        self._http = httpx.AsyncClient(headers=headers, timeout=limits, trust_env=False)
+        self._http = httpx.AsyncClient(headers=headers, timeout=limits, trust_env=False, transport=transport)
 
     async def ask(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], told: Told) -> Reply:
         """The model's answer. What a broken attempt said comes again. Raises ModelFailed."""

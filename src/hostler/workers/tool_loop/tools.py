@@ -11,9 +11,9 @@ from typing import Any
 from hostler.workers import rules
 from hostler.workers.servers import Servers
 from hostler.workers.settings import Settings
+from hostler.workers.shell import Shell
 from hostler.workers.tool_loop import files
 from hostler.workers.tool_loop.files import Wrong
-from hostler.workers.tool_loop.shell import Shell
 
 _TIMEOUT, _LONGEST = 120.0, 3600.0  # s that a command may take
 _SEARCH = 30.0

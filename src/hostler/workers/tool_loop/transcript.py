@@ -61,10 +61,10 @@ def resume(folder: str, session: str, fork: dict[str, Any] | None) -> Transcript
         origin = str(fork["from"])
         if not SESSION_ID.fullmatch(origin):
             raise unknown(origin)
-        messages, place = _read(Path(folder, f"{origin}.jsonl")), int(fork["at"])
-        if not 0 <= place <= len(messages):
-            raise Refused(f"The session {origin} has no place {place}; it has {len(messages)} messages.")
-        return _written(path, messages[:place])
+        messages, place = _read(Path(folder, f"{origin}.jsonl")), str(fork["at"])
+        if not place.isdecimal() or int(place) > len(messages):
+            raise Refused(f"The session {origin} has no place {place!r}; it has {len(messages)} messages.")
+        return _written(path, messages[: int(place)])
     transcript = Transcript(path, _read(path))
     transcript.close_calls()
     return transcript

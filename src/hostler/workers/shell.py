@@ -43,13 +43,17 @@ class Shell:
 
     async def bash(self, command: str, timeout: float) -> tuple[str, bool]:
         """What the command writes, and whether it failed."""
-        shell = shutil.which("bash", path=self._env.get("PATH")) or "/bin/sh"
-        text, code = await self.run([shell, "-c", command], timeout)
+        text, code = await self.command(command, timeout)
         if code is None:
             return f"{text}\n(ended after {timeout:g} s)".lstrip(), True
         if code:
             return f"{text}\n(exit code {code})".lstrip(), True
         return text or "(no output)", False
+
+    async def command(self, command: str, timeout: float) -> tuple[str, int | None]:
+        """What a shell command writes, and its exit code, as `run` gives them."""
+        shell = shutil.which("bash", path=self._env.get("PATH")) or "/bin/sh"
+        return await self.run([shell, "-c", command], timeout)
 
     async def run(self, argv: Sequence[str], timeout: float) -> tuple[str, int | None]:
         """What it writes, and its exit code; None when it took too long, and was ended with all in its group."""
