@@ -364,8 +364,11 @@ class LiveSession:
         await self._ended(status="idle")
 
     async def detach(self) -> None:
-        """Leave the program, and a turn if one runs, to its keeper."""
+        """Leave the program, and a turn if one runs, to its keeper; to the other handles of this process if there are any:
+        their turns would be nobody's."""
         await self._accepted()
+        if self.handles > 1:
+            return
         worker = self._worker
         if worker is not None and not worker.done() and self.running is None and not self._calls:
             await asyncio.wait([worker])  # it only tidies up behind the last turn
