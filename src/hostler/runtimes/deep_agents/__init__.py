@@ -44,6 +44,7 @@ class DeepAgents:
         images=True,
         skills="native",
         portable=True,
+        questions="tool",
         fork=True,
         fresh=True,
     )
