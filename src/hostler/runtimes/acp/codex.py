@@ -77,6 +77,7 @@ class CodexAcp(AcpRuntime):
         effort=True,
         images=True,
         portable=True,
+        questions="tool",
         reasons={"steer": STEER, "fork": FORK, "allow_deny": CODEX.capabilities.reasons["allow_deny"]},
     )
 
