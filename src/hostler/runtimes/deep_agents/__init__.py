@@ -45,6 +45,7 @@ class DeepAgents:
         skills="native",
         portable=True,
         questions="tool",
+        sub_agent_header="x-sub-agent",
         fork=True,
         fresh=True,
     )
