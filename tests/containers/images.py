@@ -29,7 +29,20 @@ UID = 1000  # of the user "agent" in all of them
 
 _INSTALLED = Path(__file__).resolve().parents[2] / ".programs" / "node_modules" / ".bin"
 _LABEL = "hostler.test.recipe"
-_SYSTEM = ("bash", "dash", "coreutils", "findutils", "grep", "sed", "mawk", "tar", "gzip", "procps", "base-files")
+_SYSTEM = (
+    "bash",
+    "dash",
+    "coreutils",
+    "findutils",
+    "grep",
+    "sed",
+    "mawk",
+    "tar",
+    "gzip",
+    "procps",
+    "base-files",
+    "libc-bin",
+)
 _PYTHON = ("python3-minimal", "libpython3-stdlib")
 _PROGRAMS = {"claude": Harness.CLAUDE_CODE, "codex": Harness.CODEX, "opencode": Harness.OPENCODE}
 _UNUSED = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/info/", "/usr/share/lintian/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -24,17 +25,24 @@ from tests.containers.images import AGENTS, BARE, FAKE_PROGRAM, PLAIN, USER
 from tests.sandboxes.test_escapes import USER as ORDINARY
 from tests.sandboxes.test_escapes import as_ordinary
 from tests.sandboxes.test_escapes import home as home
-from tests.sessions.programs import ALL, CLAUDE, CODEX, KEY, OPENCODE, Program, ids
+from tests.sessions.programs import CLAUDE, CODEX, KEY, OPENCODE, Program, ids
 from tests.sessions.programs import FAKE_PROGRAM as FAKE_AGENT
 
 import hostler
 from hostler import CapabilityUnsupported, HarnessInstallFailed, SandboxError, StateIncompatible, sandbox
 from hostler.harness import Notice, State
+from hostler.host import gc
 from hostler.sandboxes.docker import network, unused
+from hostler.testing import fake_program
 from hostler.testing.fake_runtime import FAKE
 from hostler.testing.model_server import ModelServer
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
+PROGRAMS = [
+    FAKE_AGENT,
+    *(pytest.param(program, marks=pytest.mark.real) for program in (CLAUDE, CODEX)),
+    pytest.param(OPENCODE, marks=[pytest.mark.real, pytest.mark.soak]),
+]
 IN_IMAGE = ["python3", "-I", "-S", "-E", FAKE_PROGRAM]
 
 
@@ -74,7 +82,7 @@ def idle(engine: Engine, name: str) -> bool:
 # ---- sessions -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", ALL, ids=ids)
+@pytest.mark.parametrize("program", PROGRAMS, ids=ids)
 def test_every_program_runs_in_it(
     program: Program, docker_engine: Engine, container_name: str, models: ModelServer, state_dir: Path
 ) -> None:
@@ -330,6 +338,23 @@ def test_an_image_without_the_program(
     assert models.calls == []
 
 
+def test_a_file_that_only_this_machine_has(
+    docker_engine: Engine, container_name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """A program is looked for by its name in the image; what else its command names must be there."""
+    file = Path(fake_program.__file__)
+    options["options"] = {"program": ["/no/such/bin/python3", "-I", "-S", "-E", str(file)]}
+    box = sandbox.docker(AGENTS, name=container_name)
+    with (
+        hostler.agent_session(FAKE, sandbox=box, **options) as session,
+        pytest.raises(HarnessInstallFailed, match="'ro'"),
+    ):
+        session.run("x")
+    box = sandbox.docker(AGENTS, name=f"{container_name}-2", mounts={str(file.parent): (file.parent, "ro")})
+    with hostler.agent_session(FAKE, sandbox=box, **options) as session:
+        assert session.run("x").error is None
+
+
 def test_engines_and_images_that_are_not_there(
     docker_engine: Engine, container_name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -428,11 +453,20 @@ def test_permissions_are_held_by_the_container(program: Program, docker_engine: 
         session.run("x", permissions="edit")
 
 
-def test_a_network_with_this_machine_in_it(docker_engine: Engine, container_name: str, options: dict[str, Any]) -> None:
+def test_a_network_with_this_machine_in_it(engine: Engine, container_name: str, options: dict[str, Any]) -> None:
+    """It has one name inside, with every engine."""
     box = sandbox.docker(AGENTS, name=container_name, network="on")
-    with hostler.agent_session(FAKE, sandbox=box, **options) as session:
-        assert "host.docker.internal" in shell(session, "cat /etc/hosts")
-        assert session.run(json.dumps([{"model": "x"}])).error is None
+    look = "import socket, sys; print(socket.create_connection(('host.docker.internal', int(sys.argv[1])), 10).recv(9))"
+    with socket.create_server(("0.0.0.0", 0)) as here, hostler.agent_session(FAKE, sandbox=box, **options) as session:
+
+        def greet() -> None:
+            with here.accept()[0] as connection:
+                connection.sendall(b"hay")
+
+        threading.Thread(target=greet, daemon=True).start()
+        said = session.run(json.dumps([{"model": "x"}, {"shell": f'python3 -c "{look}" {here.getsockname()[1]}'}]))
+        assert said.error is None
+        assert "b'hay'" in said.text
 
 
 def test_a_server_of_the_apps_that_cannot_be_reached(
@@ -644,6 +678,34 @@ def test_what_nobody_uses_is_removed(
         assert shell(session, "cat kept") == "1\n"
 
 
+def test_gc_finds_them(
+    docker_engine: Engine,
+    container_name: str,
+    options: dict[str, Any],
+    state_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A container that is over, and one whose session is gone."""
+    monkeypatch.setattr(unused, "_YOUNG", 0.0)
+    over, gone = (
+        sandbox.docker(AGENTS, name=container_name, life=0.01),
+        sandbox.docker(AGENTS, name=f"{container_name}-2"),
+    )
+    for box in (over, gone):
+        box.prepare("full")
+    os.unlink(gone.place.filled)
+    time.sleep(1.1)
+    found = [left for left in asyncio.run(gc.unowned(str(state_dir), None)) if container_name in left.what]
+    assert sorted(left.what.partition(":")[0] for left in found) == sorted(
+        f"container {box.name}" for box in (over, gone)
+    )
+    for left in found:
+        asyncio.run(left.remove())
+    for box in (over, gone):
+        with pytest.raises(docker.errors.NotFound):
+            attrs(docker_engine, box.name)
+
+
 def test_a_fork_has_a_container_of_its_own(docker_engine: Engine, container_name: str, options: dict[str, Any]) -> None:
     box = sandbox.docker(AGENTS, name=container_name)
     with hostler.agent_session(FAKE, sandbox=box, **options) as session:
@@ -665,6 +727,7 @@ def test_an_ordinary_user(docker_engine: Engine, container_name: str, home: Path
     reached through the forwarder."""
     code = f"""
 import json, os, hostler
+from hostler.testing import fake_program
 from hostler.testing.fake_runtime import FAKE
 from hostler.testing.model_server import ModelServer
 box = hostler.sandbox.docker({AGENTS!r}, name={container_name!r})

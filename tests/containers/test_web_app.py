@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from tests.containers.images import AGENTS
 from tests.docs.test_examples import KEY, PRICES, ROOT, blocks
 
 import hostler
-from hostler.harness import State
+from hostler.harness import Result, State, ToolResult
 from hostler.testing.model_server import ModelServer
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("nothing_left")]
@@ -79,8 +80,7 @@ def app(
     broken = handler.replace("        await redis.set(", '        raise RuntimeError("hay")\n        await redis.set(')
     assert broken != handler
     (tmp_path / "app.py").write_text(code + MORE + broken)
-    with docker_engine.client() as client:
-        client.images.get(AGENTS).tag(*IMAGE.split(":"))
+    name_the_image(docker_engine)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     argv = [sys.executable, "-m", "uvicorn", "app:app", "--workers", "2", "--port", str(port), "--log-level", "warning"]
@@ -101,6 +101,11 @@ def app(
                 except subprocess.TimeoutExpired:
                     process.kill()
         end_all(redis_url)
+
+
+def name_the_image(engine: Engine) -> None:
+    with engine.client() as client:
+        client.images.get(AGENTS).tag(*IMAGE.split(":"))
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -162,3 +167,44 @@ def test_a_handler_that_raises_does_not_brick_the_chat(app: App, container_name:
     # The turn was over when the handler failed: what it said is part of the chat.
     assert app.say(chat, "What was it?")[0] == {"oats", "hay"}
     assert app.container(chat)[0] == id
+
+
+def test_sessions_of_a_host_have_a_container_each(
+    docker_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The README's other example, with the real Codex."""
+    name_the_image(docker_engine)
+    monkeypatch.chdir(tmp_path)
+    ((_, code),) = blocks(ROOT / "README.md", "containers")
+    with ModelServer(key=KEY, prices=PRICES) as models, docker_engine.client() as client:
+        monkeypatch.setenv("LITELLM_PROXY_API_BASE", models.url)
+        monkeypatch.setenv("LITELLM_PROXY_API_KEY", KEY)
+        given = {"hostler": hostler, "Harness": hostler.Harness, "sandbox": hostler.sandbox}
+        exec(compile(code, "README.md", "exec"), given)
+        harness = given["reviewers"]
+
+        def ask(key: str, prompt: str) -> Result:
+            result: Result = hostler.generate_harness(harness=harness, prompt=prompt, session=key)
+            assert result.error is None, result.error
+            return result
+
+        def containers() -> set[str]:
+            found = client.api.containers(all=True, filters={"label": f"hostler.image={IMAGE}"})
+            places = {each["Id"]: json.dumps(client.api.inspect_container(each["Id"])["Mounts"]) for each in found}
+            return {id for id, mounts in places.items() if str(tmp_path) in mounts}
+
+        ask("one", "Remember CODEWORD-oats.")
+        (first,) = containers()
+        ask("two", "Remember CODEWORD-rye.")
+        assert len(containers()) == 2
+        assert "memo=CODEWORD-oats" in ask("one", "What was it?").text
+        folders = "/session /artifacts /persistent /skills"
+        result = ask(
+            "one", "@@" + json.dumps([{"shell": f"pwd; ls -d {folders}; test -e /workspace || echo none"}]) + "@@"
+        )
+        (said,) = [event.output for event in result.events if isinstance(event, ToolResult)]
+        assert said.split() == ["/session", *sorted(folders.split()), "none"]
+        harness.sessions.delete("one")
+        assert first not in containers()
+        harness.sessions.delete("two")
+        assert containers() == set()

@@ -51,11 +51,12 @@ def job_for(program: Program, models: ModelServer, **more: Any) -> dict[str, Any
     return {"harness": program.name, "options": program.options(models), **more}
 
 
-@pytest.mark.parametrize("program", ALL, ids=ids)
 @pytest.mark.parametrize("own_workspace", [True, False], ids=["owned", "callers"])
 def test_a_new_process_with_another_cwd_goes_on(
-    program: Program, own_workspace: bool, models: ModelServer, workspace: Path, tmp_path: Path
+    own_workspace: bool, models: ModelServer, workspace: Path, tmp_path: Path
 ) -> None:
+    """The real programs: the conformance rows `new-process` and `other-cwd`."""
+    program = FAKE_PROGRAM
     place = {} if own_workspace else {"workspace": str(workspace)}
     first = run_child(
         job_for(
@@ -159,9 +160,9 @@ def test_when_host_and_keeper_were_killed_the_turn_is_an_error_and_the_next_goes
     ]
 
 
-@pytest.mark.parametrize("program", ALL, ids=ids)
-def test_a_lost_home_is_put_back(program: Program, models: ModelServer, state_dir: Path) -> None:
-    """Case A17: the program's home is part of what is kept."""
+def test_a_lost_home_is_put_back(models: ModelServer, state_dir: Path) -> None:
+    """Case A17: the program's home is part of what is kept. The real programs: the conformance row `lost-home`."""
+    program = FAKE_PROGRAM
     with hostler.agent_session(program.harness, **program.options(models)) as session:
         session.run(program.say("CODEWORD-one"))
         state = session.stop()

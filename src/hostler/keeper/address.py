@@ -23,7 +23,7 @@ class KeeperSpec:
 
     ``far`` is given for a program that runs in a container: its ``bridge`` is the command that stands for it here. That
     gets the rest of it on descriptor 4, as a line of JSON with ``argv`` and ``env``, and there the keeper's wishes, lines
-    too: ``turn`` (one begins), ``sweep`` (what it has started is to be ended; the answer is ``swept``), ``end`` (``ended``).
+    too: ``turn`` (one begins), ``sweep N`` (what it has started is to be ended; the answer is ``swept N``), ``end N`` (``ended N``).
     """
 
     argv: list[str]

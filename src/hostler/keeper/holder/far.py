@@ -18,6 +18,7 @@ class Far:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
+        self._asked = 0
 
     def begin(self, config: dict[str, Any]) -> None:
         """What to start, and where. Raises OSError."""
@@ -28,19 +29,21 @@ class Far:
         self._say(b"turn\n")
 
     def sweep_turn(self, limit: float) -> None:
-        self._ask(b"sweep", b"swept", limit)
+        self._ask("sweep", "swept", limit)
 
     def end(self, limit: float) -> None:
-        self._ask(b"end", b"ended", limit)
+        self._ask("end", "ended", limit)
 
-    def _ask(self, wish: bytes, answer: bytes, limit: float) -> None:
-        """Wait for the answer, for ``limit`` seconds at most, and not at all when nobody is there."""
-        if not self._say(wish + b"\n"):
+    def _ask(self, wish: str, answer: str, limit: float) -> None:
+        """Wait for the answer to this very wish, for ``limit`` seconds at most, and not at all when nobody is there."""
+        self._asked += 1
+        expected = f"{answer} {self._asked}\n".encode()
+        if not self._say(f"{wish} {self._asked}\n".encode()):
             return
         self._control.settimeout(limit)
         said = b""
         try:
-            while answer not in said and (more := self._control.recv(64)):
+            while expected not in said and (more := self._control.recv(64)):
                 said += more
         except OSError:
             pass

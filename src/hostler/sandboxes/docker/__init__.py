@@ -44,10 +44,11 @@ def docker(
 
     ``mounts`` maps folders of the container to those of this machine (``(folder, "ro")``: not to be changed); with
     ``mounts=ws.mounts`` of a sandbox factory the container belongs to that session. Without a mount at ``workdir``
-    ("/workspace") the workspace begins as what the image has there, and outlives the container. ``network`` is "off" (the model and the app's tools can be
-    reached all the same), "on", or the name of one of the engine's networks. ``user`` is whom the program runs as; without it
-    this process's user, so that files belong to it. ``runtime`` is one of the engine's ("runsc"). ``life`` is how many
-    seconds nobody may have used it before ``hostler gc`` removes it.
+    ("/workspace") the workspace begins as what the image has there, and outlives the container. ``network`` is "off" (the
+    model and the app's tools can be reached all the same), "on", or the name of one of the engine's networks; this machine
+    is ``host.docker.internal`` in it. ``user`` is whom the program runs as; without it this process's user, so that files
+    belong to it. ``env`` is for the programs, ``labels`` are the container's. ``runtime`` is one of the engine's ("runsc").
+    After ``life`` seconds in which nobody has used it ``hostler gc`` removes the container.
 
     Nothing is started yet. Raises SandboxError where no engine is, ValueError or TypeError for what cannot be.
     """

@@ -29,7 +29,6 @@ BRIDGE = str(Path(__file__).parent / "bridge")
 _STAYS = ("full", "ask")  # permissions under which network and files of the container are the caller's affair
 _FOLDERS = ("workdir", "artifacts", "persistent", "skills", "home", "tmp", "launch")
 _FIXED = ("skills", "launch")
-_PASSED = frozenset({"LANG", "LANGUAGE", "TZ"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +103,9 @@ class Docker:
         return {name: self.place.area(area) for area, names in by_area.items() for name in names}
 
     def environment(self, *, home: str, tmp: str) -> dict[str, str]:
-        """Beside the image's own: language and time zone of this machine, and on top ``env``."""
-        passed = {n: v for n, v in os.environ.items() if n in _PASSED or n.startswith("LC_")}
+        """Beside the image's own: the time zone of this machine, and on top ``env``. The language is the image's, which need
+        not know this machine's: shells complain then, before each answer."""
+        passed = {name: os.environ[name] for name in ("TZ",) if name in os.environ}
         return environment.direct({**passed, "TERM": "dumb", **self.settings.env, "HOME": home, "TMPDIR": tmp})
 
     def which(self, name: str) -> str:
@@ -148,7 +148,7 @@ class Docker:
             inside = self.inside(job.folders)
             listener = self._listener(found)
             try:
-                seen = self._look(daemon, found, job, inside, listener.getsockname()[1])
+                seen = self._look(found, job, inside, listener.getsockname()[1])
                 forwarded = not seen.listening and self.settings.network != "host"
                 if forwarded:
                     listener.close()
@@ -279,14 +279,20 @@ class Docker:
         listener = None if self.settings.network == "host" else network.listen_in(found.pid)
         return listener or socket.create_server(("127.0.0.1", 0), backlog=128)
 
-    def _look(self, daemon: Daemon, found: Found, job: Job, inside: Folders, port: int) -> Seen:
+    def _look(self, found: Found, job: Job, inside: Folders, port: int) -> Seen:
         """Raises what is to be said before the first model call."""
         writes = job.permissions != "read-only"
         folders = [(inside.workdir, writes), (inside.artifacts, writes), (inside.persistent, writes)]
         folders += [(inside.home, True), (inside.tmp, True), (inside.launch, False), (inside.skills, False)]
-        seen = look(daemon.client, found.id, self.name, found.user, job.program[0], port, folders)
+        program, *words = job.program
+        files = [word for word in words if os.path.isabs(word) and os.path.isfile(word)]
+        seen = look(
+            self._address, found.id, self.name, found.user, program=program, files=files, port=port, folders=folders
+        )
         if seen.program is None:
-            raise programs.missing(os.path.basename(job.program[0]), self.settings.image, self.name)
+            raise programs.missing(os.path.basename(program), self.settings.image, self.name)
+        if seen.lacking:
+            raise programs.lacking(seen.lacking[0], program, self.settings.image)
         if seen.unreadable or seen.unwritable:
             what = f"cannot read {seen.unreadable[0]}" if seen.unreadable else f"cannot write {seen.unwritable[0]}"
             raise SandboxError(

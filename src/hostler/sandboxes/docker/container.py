@@ -231,7 +231,7 @@ def _user(daemon: Daemon, plan: Plan) -> tuple[str, str | None]:
     if plan.user is not None:
         return plan.user, None
     own = f"{os.geteuid()}:{os.getegid()}"
-    if not daemon.rootless():
+    if not daemon.own():
         return own, None
     return (own, "keep-id") if daemon.podman else ("0:0", None)
 

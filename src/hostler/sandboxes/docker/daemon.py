@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket as unix
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ...types.errors import SandboxError
+from .bridge.engine import Engine, EngineError
 
 VARIABLES = ("DOCKER_HOST", "CONTAINER_HOST")
 _TIMEOUT = 60.0
+_API = "1.44"  # what the SDK knows
 _UNIX = "unix://"
 _INSTALL = 'The package for it is missing: pip install "hostler[docker]".'
 
@@ -25,9 +26,9 @@ class Daemon:
     socket: str
     podman: bool
 
-    def rootless(self) -> bool:
-        """Whether its root is not this machine's."""
-        return any("rootless" in option for option in self.client.info().get("SecurityOptions") or ())
+    def own(self) -> bool:
+        """Whether it is this user's own, in which root is no more than this user. (To ask it takes Podman a second.)"""
+        return os.geteuid() != 0 and os.stat(self.socket).st_uid == os.geteuid()
 
 
 def address() -> str:
@@ -65,27 +66,25 @@ def connected(socket: str) -> Iterator[Daemon]:
     """The engine at this socket. Raises SandboxError that says what to do when it does not answer."""
     try:
         import docker
-        import docker.errors
+        import docker.utils
         import requests.exceptions
     except ImportError as error:
         raise SandboxError(f"sandbox.docker: {_INSTALL} ({error})") from None
-    client: Any = None
     try:
-        try:
-            with unix.socket(unix.AF_UNIX) as probe:  # the SDK would not close its own when nobody is there
-                probe.settimeout(_TIMEOUT)
-                probe.connect(socket)
-            client = docker.DockerClient(base_url=_UNIX + socket, timeout=_TIMEOUT)
-            version = client.version()
-        except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
-            raise SandboxError(f"sandbox.docker: {_why(socket, error)}") from None
-        names = [part.get("Name", "") for part in version.get("Components") or ()]
-        yield Daemon(client, socket, any("podman" in name.lower() for name in names))
+        about = Engine(socket).headers()
+    except EngineError as error:
+        raise SandboxError(f"sandbox.docker: {_why(socket, error)}") from None
+    # Not the SDK's own way to find out the version, which takes Podman a second and more.
+    version = about.get("api-version", _API)
+    if docker.utils.version_lt(_API, version):
+        version = _API
+    client = docker.DockerClient(base_url=_UNIX + socket, timeout=_TIMEOUT, version=version)
+    try:
+        yield Daemon(client, socket, "libpod-api-version" in about)
     except requests.exceptions.RequestException as error:
         raise SandboxError(f"sandbox.docker: {_why(socket, error)}") from None
     finally:
-        if client is not None:
-            client.close()
+        client.close()
 
 
 def _why(socket: str, error: BaseException) -> str:
@@ -100,5 +99,5 @@ def _why(socket: str, error: BaseException) -> str:
     if "refused" in words:
         return f"the container engine is not running: nobody listens at {socket}. Start it, or set DOCKER_HOST."
     if "timed out" in words.lower():
-        return f"the container engine at {socket} does not answer within {_TIMEOUT:g} s."
+        return f"the container engine at {socket} does not answer in time; see whether it is well (docker ps)."
     return f"the container engine at {socket} cannot be used: {words}."

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import select
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...types.errors import SandboxError
+from .bridge.engine import Engine, EngineError
 from .container import SHELL
 
 _NO_SHELL = (126, 127)
+_WAIT = 60.0
 # One look for everything: each takes the engine some 50 ms.
 _SCRIPT = """
-program=$1 port=$2; shift 2
+program=$1 port=$2 files=$3; shift 3
 found=
 case $program in /*) [ -f "$program" ] && [ -x "$program" ] && found=$program ;; esac
 [ -n "$found" ] || found=$(command -v "${program##*/}") || found=
-echo "program=$found"
 for name in python3 python; do
   if path=$(command -v "$name"); then echo "python=$path"; break; fi
 done
-[ "$port" = 0 ] || ! grep -qi ":$port " /proc/net/tcp 2> /dev/null || echo port=1
+case ${program##*/} in python*) [ -n "$found" ] || found=$path ;; esac
+echo "program=$found"
+if grep -qi ":$port " /proc/net/tcp 2> /dev/null; then echo port=1; fi
+while [ "$files" -gt 0 ]; do
+  [ -e "$1" ] || echo "lacking=$1"
+  shift; files=$((files - 1))
+done
 for right in "$@"; do
   folder=${right#?}
   if ! [ -r "$folder" ] || ! [ -x "$folder" ]; then echo "unreadable=$folder"
@@ -33,30 +41,36 @@ echo seen
 @dataclass(frozen=True, slots=True)
 class Seen:
     """``program`` and ``python`` are paths inside, None for one that is not there. ``listening``: the port is one of this
-    container's network. ``unreadable`` and ``unwritable`` are folders."""
+    container's network. ``lacking`` are files, ``unreadable`` and ``unwritable`` folders."""
 
     program: str | None
     python: str | None
     listening: bool
+    lacking: tuple[str, ...]
     unreadable: tuple[str, ...]
     unwritable: tuple[str, ...]
 
 
 def look(
-    client: Any, container: str, name: str, user: str, program: str, port: int, folders: Sequence[tuple[str, bool]]
+    socket: str,
+    container: str,
+    name: str,
+    user: str,
+    *,
+    program: str,
+    files: Sequence[str],
+    port: int,
+    folders: Sequence[tuple[str, bool]],
 ) -> Seen:
-    """Look at a running container as ``user``; ``folders`` are (path, whether it must be writable). Raises SandboxError."""
-    import docker.errors
-
+    """Look at a running container as ``user``: for a program and files that must be there, for a port, and for the rights to
+    ``folders``, (path, whether it must be writable). Raises SandboxError."""
     rights = [f"{'w' if writes else 'r'}{path}" for path, writes in folders]
+    argv = ["/bin/sh", "-c", _SCRIPT, "sh", program, f"{port:04X}", str(len(files)), *files, *rights]
+    engine = Engine(socket)
     try:
-        id = client.api.exec_create(
-            container, ["/bin/sh", "-c", _SCRIPT, "sh", program, f"{port:04X}", *rights], user=user
-        )
-        said = client.api.exec_start(id).decode(errors="replace")
-        code = client.api.exec_inspect(id)["ExitCode"]
-    except docker.errors.APIError as error:
-        said, code = str(error.explanation or error), client.api.inspect_container(container)["State"]["ExitCode"]
+        code, said = _run(engine, container, argv, user)
+    except EngineError as error:
+        code, said = _ended(engine, container), str(error)
         if code not in _NO_SHELL:  # else it has ended at once: it is kept by a shell itself
             raise SandboxError(f"Nothing can be run in the container {name!r}: {said}") from None
     if code in _NO_SHELL:
@@ -67,10 +81,33 @@ def look(
         )
     lines = [line.partition("=")[::2] for line in said.splitlines()]
     one = {key: value for key, value in lines if value}
-    return Seen(
-        one.get("program"),
-        one.get("python"),
-        "port" in one,
-        tuple(value for key, value in lines if key == "unreadable"),
-        tuple(value for key, value in lines if key == "unwritable"),
-    )
+
+    def all_of(key: str) -> tuple[str, ...]:
+        return tuple(value for found, value in lines if found == key)
+
+    lacking, unreadable, unwritable = map(all_of, ("lacking", "unreadable", "unwritable"))
+    return Seen(one.get("program"), one.get("python"), "port" in one, lacking, unreadable, unwritable)
+
+
+def _run(engine: Engine, container: str, argv: list[str], user: str) -> tuple[int | None, str]:
+    """Its exit code and all that it has said. Raises EngineError. Not the SDK: that loses what comes with the header."""
+    id, stream = engine.start(container, argv, {}, user, "/")
+    end = time.monotonic() + _WAIT
+    said = b""
+    with stream.socket:
+        found: list[tuple[int, bytes]] | None = stream.parsed()
+        while found is not None:
+            said += b"".join(data for _, data in found)
+            if not select.select([stream.socket], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise EngineError(0, f"a look at it took more than {_WAIT:g} s")
+            found = stream.read()
+    return engine.call("GET", f"/exec/{id}/json")["ExitCode"], said.decode(errors="replace")
+
+
+def _ended(engine: Engine, container: str) -> int | None:
+    """The exit code of a container that has ended."""
+    try:
+        state = engine.call("GET", f"/containers/{container}/json")["State"]
+    except EngineError:
+        return None
+    return None if state["Running"] else int(state["ExitCode"])

@@ -9,15 +9,18 @@ import io
 import os
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ...types.errors import SandboxError
 from ...types.places import state_dir
 
 INSIDE = "/run/hostler"
 READ_ONLY = "given"  # what the agent may read
 RESULTS = "kept"  # what it may change, unless it may change nothing
 PRIVATE = "own"  # what its program needs to change
+_WAIT = 120.0
 AREAS = (READ_ONLY, RESULTS, PRIVATE)
 
 
@@ -63,9 +66,20 @@ class Place:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """No two processes make the container at the same time."""
+        """No two processes make the container at the same time. Raises SandboxError when another one does not get done."""
+        end = time.monotonic() + _WAIT
         with open(os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        raise SandboxError(
+                            f"Another process has been making the container of {self.path} for {_WAIT:g} s. See whether the "
+                            "container engine answers (docker ps), and try again."
+                        ) from None
+                    time.sleep(0.02)
             yield
 
     def fill(self, archive: Iterable[bytes]) -> None:

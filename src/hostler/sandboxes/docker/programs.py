@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ...types.errors import HarnessInstallFailed
 
 _NODE = "# the base image must have Node.js 22 or later, as node:22-slim has"
@@ -12,6 +14,16 @@ _NPM = {
     "gemini": "@google/gemini-cli",
     "pi": "@earendil-works/pi-coding-agent",
 }
+
+
+def lacking(file: str, program: str, image: str) -> HarnessInstallFailed:
+    """The error for a file of this machine that the program's command line names, and the image does not have."""
+    folder = os.path.dirname(file)
+    return HarnessInstallFailed(
+        f"{program} is to be started with {file}, which is a file of this machine: the image {image!r} does not have it. "
+        f"Mount its folder (mounts={{{folder!r}: ({folder!r}, 'ro')}}), or name a command that is in the image: "
+        "options={'program': [...]}."
+    )
 
 
 def missing(name: str, image: str, container: str) -> HarnessInstallFailed:

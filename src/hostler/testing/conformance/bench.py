@@ -29,6 +29,7 @@ from .offered import Offered, offered
 
 KEY = "scripted"
 PATIENCE = 60.0  # seconds that a busy machine may take for what takes one or two
+RECALL = "What do you remember? CODEWORD-now"  # answered with every word that the model was told in the conversation
 LEAVING = 10.0  # seconds in which all that a check has started must be gone when it is over
 
 
@@ -125,6 +126,12 @@ class Bench:
     def told(self, since: int = 0) -> str:
         """The model calls after the first ``since`` of them, as JSON."""
         return json.dumps([call.body for call in self.models.calls[since:]], ensure_ascii=False)
+
+    def settle(self) -> None:
+        """Wait until no model call has come for a second."""
+        before = -1
+        while before != (before := len(self.models.calls)):
+            time.sleep(1.0)
 
     def offered(self) -> dict[str, Offered]:
         """The tools that the last model call which offered any did offer."""

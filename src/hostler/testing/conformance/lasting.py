@@ -10,7 +10,7 @@ import hostler
 
 from ...types.errors import CapabilityUnsupported, SessionLost, StateIncompatible
 from ...types.events import Done, Retract, Text, ToolCall, ToolResult
-from .bench import App, Bench, Tails, expect, naming, of_turn, prompt, records, until
+from .bench import RECALL, App, Bench, Tails, expect, naming, of_turn, prompt, records, until
 
 ANSWER = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu"
 
@@ -19,7 +19,7 @@ def new_process(bench: Bench) -> None:
     with bench.app("Remember CODEWORD-one.") as app:
         state = app.end()
     with bench.resume(state) as session:
-        result = session.run("What do you remember?")
+        result = session.run(RECALL)
         expect("CODEWORD-one" in result.text, f"it remembers {result.text!r}, {result.error}")
         expect(session.resumed == "native", f"it was resumed as {session.resumed}")
 
@@ -54,7 +54,7 @@ def _without_home(bench: Bench) -> tuple[hostler.State, int]:
 def lost_home(bench: Bench) -> None:
     state, _ = _without_home(bench)
     with bench.resume(state) as session:
-        result = session.run("What do you remember?")
+        result = session.run(RECALL)
         expect("CODEWORD-one" in result.text, f"it remembers {result.text!r}, {result.error}")
         expect(session.resumed == "native", f"it was resumed as {session.resumed}")
 
@@ -63,7 +63,7 @@ def home_is_needed(bench: Bench) -> None:
     state, before = _without_home(bench)
     try:
         with bench.resume(state) as session:
-            result = session.run("What do you remember?")
+            result = session.run(RECALL)
     except (SessionLost, StateIncompatible):  # who knows where its history is says so: hostler, or the program
         expect(len(bench.models.calls) == before, "the model was asked in a session that is lost")
     else:
@@ -132,7 +132,7 @@ def restart(bench: Bench) -> None:
         app.kill()
         state = _state(app)
     with bench.resume(state) as session:
-        result = session.run("What do you remember?")
+        result = session.run(RECALL)
         found = records(session, result.turn_id)
         expect(session.resumed == "attached", f"it was resumed as {session.resumed}")
     expect("CODEWORD-one" in result.text and "CODEWORD-two" in result.text, f"it remembers {result.text!r}")
@@ -166,7 +166,7 @@ def restart_in_tool(bench: Bench) -> None:
         state = _state(app)
     with bench.resume(state) as session:
         (bench.workspace / "go").touch()
-        result = session.run("What do you remember?")
+        result = session.run(RECALL)
         events = of_turn(records(session, result.turn_id), 1)
     expect(log.read_text() == "begun\nended\n", f"the tool left {json.dumps(log.read_text())}")
     calls = [event.id for event in events if isinstance(event, ToolCall)]

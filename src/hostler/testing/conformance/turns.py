@@ -8,7 +8,7 @@ from typing import Any
 
 from ...types.errors import CapabilityUnsupported
 from ...types.events import Done, FileChange, ModelCall, Retract, Text, ToolCall, ToolResult
-from .bench import PATIENCE, Bench, Tails, expect, prompt, records, until
+from .bench import PATIENCE, RECALL, Bench, Tails, expect, prompt, records, until
 
 ODD = 'hay \N{HORSE FACE} Æ مرحبا \u2028 \ufeff \x1b[31m \\ud83d {"type": "result"} 中文'
 
@@ -22,7 +22,7 @@ def turn(bench: Bench) -> None:
         expect(result.text == "Neigh, said the horse.", f"the answer is {result.text!r}")
         dones = [isinstance(event, Done) for event in events]
         expect(dones[-1] and sum(dones) == 1, f"{sum(dones)} Done among {len(events)} events, the last is {events[-1]}")
-        again = session.run("What do you remember?")
+        again = session.run(RECALL)
         expect("CODEWORD-first" in again.text, f"in its second turn the model was told {again.text!r}")
 
 
@@ -126,7 +126,7 @@ def cancel(bench: Bench) -> None:
         expect(reason == "cancelled", f"the turn ended with {reason}")
         gone = until(lambda: not tails.alive(), 5 - (time.monotonic() - start))
         expect(gone, f"5 s after the cancel {len(tails.alive())} of its processes are left")
-        after = session.run("What do you remember?")
+        after = session.run(RECALL)
         expect("CODEWORD-one" in after.text, f"the next turn gave {after.text!r} {after.error}")
 
 
@@ -153,11 +153,13 @@ def usage(bench: Bench) -> None:
 
 def cut(bench: Bench) -> None:
     with bench.open() as session:
-        session.run("Hello.")  # titles and the like are made with the first turn
-        bench.models.script(
-            [{"text": "one two three four", "chunks": 4, "chunk_delay": 0.1, "drop": True}, {"text": "whole"}]
-        )
+        session.run("Hello.")
+        bench.settle()  # titles and the like are made with, or behind, the first turn
+        broken = {"text": "one two three four", "chunks": 4, "chunk_delay": 0.1, "drop": True}
+        bench.models.script([broken, *[{"text": "whole"}] * 3])
         result = session.run("Go on.")
+        calls = [r.event.status for r in records(session, result.turn_id) if isinstance(r.event, ModelCall)]
+        expect("cut" in calls, f"no call was cut: {calls}")
         expect((result.stop_reason, result.text) == ("done", "whole"), f"{result.text!r}, {result.error}")
         shown: dict[str, str] = {}
         for event in result.events:
@@ -176,8 +178,9 @@ def cut_ends(bench: Bench) -> None:
         result = session.run(prompt(step, say="Go on."))
         expect(result.stop_reason == "error", f"the turn ended with {result.stop_reason}")
         expect(time.monotonic() - start < PATIENCE, "the turn took more than a minute to end")
-        bench.models.script([{"text": "again"}])
-        expect(session.run("Again.").stop_reason == "done", "the turn after it failed")
+        bench.models.script([{"text": "again"}] * 3)
+        after = session.run("Again, CODEWORD-again.")
+        expect(after.stop_reason == "done", f"the turn after it ended with {after.stop_reason}: {after.error}")
 
 
 def refused_model(bench: Bench) -> None:
@@ -189,8 +192,8 @@ def refused_model(bench: Bench) -> None:
         code = result.error.code if result.error else None
         expect((result.stop_reason, code) == ("error", "model_auth"), f"{result.stop_reason}, {result.error}")
         expect(took < PATIENCE / 2, f"it took {took:.0f} s to say so")
-        bench.models.script([{"text": "again"}])
-        after = session.run("Again.")
+        bench.models.script([{"text": "again"}] * 3)
+        after = session.run("Again, CODEWORD-again.")
         expect(after.stop_reason == "done", f"the turn after it ended with {after.stop_reason}: {after.error}")
 
 

@@ -44,7 +44,7 @@ class Engine:
                 "WorkingDir": cwd,
             },
         )["Id"]
-        connection, status, left = self._ask(
+        connection, status, _, left = self._ask(
             f"POST /exec/{id}/start HTTP/1.1",
             {"Detach": False, "Tty": False},
             "Connection: Upgrade\r\nUpgrade: tcp\r\n",
@@ -58,14 +58,22 @@ class Engine:
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The answer to a question. Raises EngineError."""
         # An answer to HTTP/1.0 comes in one piece and ends with its connection.
-        connection, status, left = self._ask(f"{method} {path} HTTP/1.0", body)
+        connection, status, _, left = self._ask(f"{method} {path} HTTP/1.0", body)
         answer = _rest(connection, left)
         if status >= 400:
             raise EngineError(status, _message(answer))
         return json.loads(answer) if answer else None
 
-    def _ask(self, request: str, body: Any, headers: str = "") -> tuple[socket.socket, int, bytes]:
-        """The connection behind the answer's header, its status, and what of its body has come already."""
+    def headers(self) -> dict[str, str]:
+        """What it says of itself with every answer, by names in small letters. Raises EngineError."""
+        connection, status, headers, _ = self._ask("GET /_ping HTTP/1.0", None)
+        connection.close()
+        if status != 200:
+            raise EngineError(status, f"it answers {status}")
+        return headers
+
+    def _ask(self, request: str, body: Any, headers: str = "") -> tuple[socket.socket, int, dict[str, str], bytes]:
+        """The connection behind the answer's header, its status, that header, and what of its body has come already."""
         data = b"" if body is None else json.dumps(body).encode()
         head = f"{request}\r\nHost: engine\r\nContent-Type: application/json\r\n"
         connection = socket.socket(socket.AF_UNIX)
@@ -83,8 +91,10 @@ class Engine:
             connection.close()
             raise EngineError(0, f"the engine at {self._path} does not answer: {error}") from None
         header, _, left = answer.partition(b"\r\n\r\n")
-        status = int(header.split(b" ", 2)[1])
-        return connection, status, left
+        first, *lines = header.decode(errors="replace").split("\r\n")
+        status = int(first.split(" ", 2)[1])
+        named = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        return connection, status, named, left
 
 
 class Stream:

@@ -67,9 +67,9 @@ while read -r word number; do
   case $word in
     program) program=$number && about "$number" && itself="$number:$start" ;;
     turn) spare=$(processes) ;;
-    sweep) sweep "$spare $itself" && echo swept ;;
+    sweep) sweep "$spare $itself" && echo "swept $number" ;;
     term) kill -TERM "$program" 2> /dev/null ;;
-    end) sweep "$before" && echo ended ;;
+    end) sweep "$before" && echo "ended $number" ;;
   esac
 done
 sweep "$before"

@@ -141,7 +141,7 @@ class Bridge:
             self._guard.say(wish.decode(), self._answer)
 
     def _answer(self, word: bytes) -> None:
-        if word in (b"swept", b"ended"):
+        if word.startswith((b"swept ", b"ended ")):
             try:
                 self._control.send(word + b"\n")
             except OSError:
