@@ -10,7 +10,7 @@ from hostler.runtimes.acp.dialect import Dialect as Dialect
 from hostler.runtimes.acp.dialect import none
 from hostler.runtimes.acp.prompting import CANCELLED, begin_if_ready, go_on, interrupt, join, prompt, steer
 from hostler.runtimes.acp.servers import mcp_servers as mcp_servers
-from hostler.runtimes.acp.updates import Naming, announce, fold_update, native_name, next_call, normal_name
+from hostler.runtimes.acp.updates import Naming, announce, fold_update, named, native_name, next_call, normal_name
 from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj, objs
 from hostler.runtimes.lines import decode_line
 from hostler.types.events import Approval, ModelCall, Notice, Retract, ToolResult
@@ -181,11 +181,12 @@ class AcpCodec:
             self._end(step, turn["ended"] or {"stop": "end_turn"})
 
     def _end(self, step: Step, how: dict[str, Any]) -> None:
+        turn = step.state["turn"]
+        denied = turn["denied"] and not turn["interrupt"] and "error" not in how
         for call, (_, _, _, told) in step.state["tools"].items():
             if told:
-                step.emit(ToolResult(call, "interrupted", is_error=True))
-        turn = step.state["turn"]
-        if turn["denied"] and not turn["interrupt"] and "error" not in how:
+                step.emit(ToolResult(call, "not allowed" if denied else "interrupted", is_error=True))
+        if denied:
             go_on(step)
             return
         interrupted = turn["interrupt"]
@@ -230,6 +231,8 @@ class AcpCodec:
         ask = f"{turn['id']}:{number}"
         step.state["asks"][ask] = [number, options, str(call.get("title") or call.get("kind") or "a tool")[:_TITLE]]
         tool = str(call.get("toolCallId"))
+        if tool not in step.state["tools"] and self.dialect.stops_when_denied:
+            step.state["tools"][tool] = [*named(call, self._naming), False]  # of a denied call nothing more is told
         known = step.state["tools"].get(tool)
         rule = step.state["permission"]
         if known and not known[2]:

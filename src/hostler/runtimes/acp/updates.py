@@ -110,7 +110,7 @@ def _tool(step: Step, update: dict[str, Any], naming: Naming) -> None:
     if number not in tools:
         if status in _DONE and not first:
             return  # the end of a call that has ended before
-        tools[number] = [*_named(update, naming), False]
+        tools[number] = [*named(update, naming), False]
     given = update.get("rawInput")
     if status in ("in_progress", *_DONE) or (given and not first):
         announce(step, number, given)
@@ -140,7 +140,7 @@ def announce(step: Step, number: str, given: Any) -> None:
         step.emit(ToolCall(number, name, native, {} if given is None else given, builtin))
 
 
-def _named(update: dict[str, Any], naming: Naming) -> tuple[str, str, bool]:
+def named(update: dict[str, Any], naming: Naming) -> tuple[str, str, bool]:
     native = native_name(update, by_title=naming.by_title)
     if native.startswith(naming.host_prefix):
         return native, native.removeprefix(naming.host_prefix), False
