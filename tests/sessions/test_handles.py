@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.conftest import keepers_of, wait_until
-from tests.sessions.programs import FAKE_PROGRAM as FAKE
 
 import hostler
 from hostler.testing.model_server import ModelServer
+from tests.conftest import keepers_of, wait_until
+from tests.sessions.programs import FAKE_PROGRAM as FAKE
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
