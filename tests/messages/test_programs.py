@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from tests.messages.support import Chat, Message, assistant, heard, marks, user
-from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, Program, ids, seen_as
+from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, IN_SOAK, OPENCODE, Program, ids, seen_as
 from tests.sessions.programs import REAL as PROGRAMS
 
 import hostler
 from hostler.harness import Text
 from hostler.testing.model_server import ModelServer
 
-REAL = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX, OPENCODE)]
+REAL = [*(pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX, OPENCODE)), *IN_SOAK]
 ALL = [FAKE_PROGRAM, *REAL]
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 

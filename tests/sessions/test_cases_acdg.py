@@ -27,12 +27,12 @@ from hostler.testing.model_server import ModelServer
 from hostler.types.runtime import CodecEvent, CodecState, Folded, Frame, Identified
 from hostler.types.runtime import ModelCall as SeenCall
 from tests.conftest import SOAK, keepers_of, processes_of, wait_until
-from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, Program, ids
+from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, IN_SOAK, OPENCODE, Program, ids
 from tests.sessions.test_resume import job_for, last, run_child
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 FAKE = FAKE_PROGRAM.harness
-REAL = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX, OPENCODE)]
+REAL = [*(pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX, OPENCODE)), *IN_SOAK]
 
 
 def steps(*steps: dict[str, Any]) -> str:

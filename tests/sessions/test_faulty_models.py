@@ -12,10 +12,13 @@ import hostler
 from hostler.harness import ModelCall, Retract, Text
 from hostler.testing.model_server import ModelServer
 from tests.conftest import SOAK
-from tests.sessions.programs import CLAUDE, CODEX, OPENCODE, Program, ids
+from tests.sessions.programs import CLAUDE, CODEX, IN_SOAK, OPENCODE, Program, ids
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("nothing_left")]
-PROGRAMS = [pytest.param(p, marks=pytest.mark.xdist_group(f"faults-{p.name}")) for p in (CLAUDE, CODEX, OPENCODE)]
+PROGRAMS = [
+    *(pytest.param(p, marks=pytest.mark.xdist_group(f"faults-{p.name}")) for p in (CLAUDE, CODEX, OPENCODE)),
+    *IN_SOAK,
+]
 LIMIT = 15.0
 SILENCE = 3
 HALVES = "the first half of it and the second half of it"

@@ -21,18 +21,19 @@ from hostler.harness import Done, SessionLost, State, StateIncompatible
 from hostler.runtimes import runtime_for
 from hostler.testing.model_server import ModelServer
 from tests.conftest import keepers_of, processes_of, wait_until
-from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, Program, ids
+from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, PI, Program, ids
 from tests.sessions.test_resume import job_for, last, run_child
 
 PROGRAMS = [
-    pytest.param(p, marks=[pytest.mark.xdist_group(f"matrix-{p.name}"), *([] if p.fake else [pytest.mark.real])])
-    for p in (FAKE_PROGRAM, CLAUDE, CODEX, OPENCODE)
+    pytest.param(p, marks=[pytest.mark.xdist_group(f"matrix-{p.name}"), *([] if p.fake else [pytest.mark.real]), *more])
+    for p, more in (*((p, []) for p in (FAKE_PROGRAM, CLAUDE, CODEX, OPENCODE)), (PI, [pytest.mark.soak]))
 ]
 FOREIGN = {  # an id as another program makes them
     "fake": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
     "claude_code": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
     "codex": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
     "opencode": "0b0e1a5e-0000-4000-8000-000000000000",
+    "pi": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
 }
 
 

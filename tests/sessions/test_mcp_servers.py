@@ -11,7 +11,7 @@ import pytest
 import hostler
 from hostler.harness import Notice, Text
 from hostler.testing.model_server import ModelServer
-from tests.sessions.programs import CLAUDE, CODEX, OPENCODE, Program, ids
+from tests.sessions.programs import CLAUDE, CODEX, IN_SOAK, OPENCODE, Program, ids
 
 SILENT = "import time; time.sleep(600)"
 GOOD = """
@@ -35,7 +35,7 @@ def server(code: str) -> dict[str, Any]:
 
 @pytest.mark.real
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("program", [CLAUDE, CODEX, OPENCODE], ids=ids)
+@pytest.mark.parametrize("program", [CLAUDE, CODEX, OPENCODE, *IN_SOAK], ids=ids)
 def test_servers_that_do_not_start_are_said_before_the_answer(
     program: Program, models: ModelServer, workspace: Path
 ) -> None:

@@ -30,7 +30,7 @@ from hostler.types.events import event_from_dict, event_to_dict
 from hostler.types.runtime import Codec, Ended, Frame, Harness, Interrupt, LaunchContext, Prompt
 from tests.conftest import SOAK, keepers_of, processes_of, wait_until
 from tests.runtimes import recorded
-from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, Program, ids
+from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, IN_SOAK, OPENCODE, Program, ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 FAKE = FAKE_PROGRAM.harness
@@ -496,7 +496,7 @@ def texts(body: Any) -> Iterator[str]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("program", [CLAUDE, CODEX, OPENCODE], ids=ids)
+@pytest.mark.parametrize("program", [CLAUDE, CODEX, OPENCODE, *IN_SOAK], ids=ids)
 def test_the_model_gets_the_prompt_as_it_was(program: Program, models: ModelServer, workspace: Path) -> None:
     """Case D10: nothing of a prompt is an option, a command or a file name to the program."""
     (workspace / "README.md").write_text("SECRET CONTENT")

@@ -23,7 +23,7 @@ from hostler.testing.model_server import ModelServer
 from hostler.types.runtime import Launch, LaunchContext
 from hostler.workspace import Watch
 from tests.conftest import processes_of, wait_until
-from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, KINDS, OPENCODE, Program, ids
+from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, IN_SOAK, KINDS, OPENCODE, Program, ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 FAKE = FAKE_PROGRAM.harness
@@ -546,7 +546,7 @@ def test_a_failure_that_nobody_foresaw_is_a_done_too(options: dict[str, Any], mo
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("program", [CLAUDE, CODEX, OPENCODE], ids=ids)
+@pytest.mark.parametrize("program", [CLAUDE, CODEX, OPENCODE, *IN_SOAK], ids=ids)
 def test_a_look_at_the_workspace_that_takes_long_is_over_before_the_program_acts(
     program: Program, models: ModelServer, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -510,7 +510,7 @@ def test_a_database_is_told_of_a_new_working_directory(tmp_path: Path) -> None:
         db.close()
         shutil.copy(tmp_path / name, home / name)
         shutil.copy(tmp_path / f"{name}-wal", home / f"{name}-wal")
-    native.relocate(str(home), files, "/new's")
+    native.relocate(str(home), files, "", "/new's")
     found = {}
     for name in ("a.db", "b.db"):
         db = sqlite3.connect(home / name)
@@ -521,5 +521,5 @@ def test_a_database_is_told_of_a_new_working_directory(tmp_path: Path) -> None:
     before = (tmp_path / "outside.db").read_bytes()
     (home / "a.db").unlink()
     (home / "a.db").symlink_to(tmp_path / "outside.db")
-    native.relocate(str(home), files, "/evil")
+    native.relocate(str(home), files, "", "/evil")
     assert (tmp_path / "outside.db").read_bytes() == before

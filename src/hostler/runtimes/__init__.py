@@ -11,6 +11,7 @@ _MODULES = {
     "claude_code": "hostler.runtimes.claude_code",
     "codex": "hostler.runtimes.codex",
     "opencode": "hostler.runtimes.opencode",
+    "pi": "hostler.runtimes.pi",
     "fake": "hostler.testing.fake_runtime",
 }
 """Name to module; the module holds the Runtime as ``RUNTIME``."""

@@ -220,14 +220,17 @@ def restore(target_dir: str, home: str, manifest: Mapping[str, Any]) -> None:
                     root.remove(companion)
 
 
-def relocate(home: str, files: Iterable[NativeFile], workdir: str) -> None:
-    """Tell the databases that hold the working directory where it is now. Only while the program is not running."""
+def relocate(home: str, files: Iterable[NativeFile], native_id: str, workdir: str) -> None:
+    """Tell the files that hold the working directory where it is now. Only while the program is not running."""
     root = Root(home)
     for wanted in files:
         if wanted.moved is not None:
-            for path in _find(root, [wanted], ""):
-                with contextlib.suppress(sqlite.NotCopied):  # what it then says of its conversation is told
-                    sqlite.change(root, path, wanted.moved, {"workdir": workdir})
+            for path in _find(root, [wanted], native_id):
+                if wanted.kind == "jsonl":
+                    jsonl.change_first(root, path, wanted.moved, workdir)
+                else:
+                    with contextlib.suppress(sqlite.NotCopied):  # what it then says of its conversation is told
+                        sqlite.change(root, path, wanted.moved, {"workdir": workdir})
 
 
 def _least(item: Mapping[str, Any]) -> int:
