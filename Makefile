@@ -51,10 +51,12 @@ $(VENV)-litellm/.ready:
 	$(VENV)-litellm/bin/python -m pip install --quiet "litellm[proxy]>=1.100"
 	touch $@
 
-# The agent programs that are no Python packages; the tests look for them here first.
-.programs/.ready:
-	npm install --prefix .programs --no-save --no-audit --no-fund --loglevel=error "opencode-ai@1"
-	.programs/node_modules/.bin/opencode --version
+# The agent programs that are no Python packages; the tests look for them here first. Pi needs a newer Node than many
+# systems have, so one is installed with them.
+PROGRAMS := "opencode-ai@1" "node@24" "@earendil-works/pi-coding-agent@1" "@google/gemini-cli@0.61"
+.programs/.ready: Makefile
+	npm install --prefix .programs --no-save --no-audit --no-fund --loglevel=error $(PROGRAMS)
+	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" sh -ec 'for it in opencode pi gemini; do $$it --version; done'
 	touch $@
 
 # The sandbox. Where it can neither be found nor installed its tests are skipped, which CI does not let pass.

@@ -226,10 +226,11 @@ def relocate(home: str, files: Iterable[NativeFile], native_id: str, workdir: st
     for wanted in files:
         if wanted.moved is not None:
             for path in _find(root, [wanted], native_id):
-                if wanted.kind == "jsonl":
-                    jsonl.change_first(root, path, wanted.moved, workdir)
-                else:
-                    with contextlib.suppress(sqlite.NotCopied):  # what it then says of its conversation is told
+                # Where that fails, what the program then says of its conversation is told.
+                with contextlib.suppress(sqlite.NotCopied, OSError, PathError):
+                    if wanted.kind == "jsonl":
+                        jsonl.change_first(root, path, wanted.moved, workdir)
+                    else:
                         sqlite.change(root, path, wanted.moved, {"workdir": workdir})
 
 

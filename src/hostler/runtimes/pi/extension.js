@@ -43,8 +43,8 @@ function real(path) {
 
 // Whether a tool's path is in a folder that may be written; it then is what was looked at.
 function inside(input, cwd) {
-  if (typeof input.path !== "string" || ODD_SPACES.test(input.path)) return false;
-  const path = real(resolve(cwd, input.path));
+  if (typeof input.path !== "string" || ODD_SPACES.test(input.path) || /^@?~/.test(input.path)) return false;
+  const path = real(resolve(cwd, input.path.replace(/^@/, "")));
   if (path === null || ODD_SPACES.test(path)) return false;
   if (!RULES.folders.some((folder) => path.startsWith(`${real(folder)}/`))) return false;
   input.path = path;

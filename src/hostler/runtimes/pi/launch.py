@@ -1,4 +1,4 @@
-"""How Pi is started: its configuration written anew, outside of the home, and nothing of the project's."""
+"""How Pi is started: its configuration written anew, and nothing of the project's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hostler.types.runtime import Launch, LaunchContext, start_timeout
 
 PROVIDER = "hostler"
 SESSIONS = ".pi/sessions"
+AGENT_DIR = ".pi/agent"
 MARK = "\u2063hostler\u2063"  # before a prompt that Pi would take for a command; its extension takes it off
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -25,7 +26,9 @@ _DAY = 24 * 3600
 
 def launch(ctx: LaunchContext) -> Launch:
     """Arguments, environment and files for one process that takes many turns on stdin."""
-    folder = f"{ctx.files_dir}/pi"
+    # Pi writes into the folder of its configuration, so it lies in the home; what an agent left there is removed first.
+    # What holds the rules lies where a confined agent cannot write.
+    agent_dir, folder = f"{ctx.home}/{AGENT_DIR}", f"{ctx.files_dir}/pi"
     argv = [*ctx.program, "--mode", "rpc", "--session-dir", f"{ctx.home}/{SESSIONS}"]
     if ctx.resume:
         argv += ["--session", ctx.resume]
@@ -41,15 +44,15 @@ def launch(ctx: LaunchContext) -> Launch:
         argv += ["--skill", ctx.skills]
     files = {
         f"{folder}/hostler.js": extension(ctx),
-        f"{folder}/models.json": json.dumps(_models(ctx)),
-        f"{folder}/settings.json": json.dumps(_settings(ctx)),
+        f"{agent_dir}/models.json": json.dumps(_models(ctx)),
+        f"{agent_dir}/settings.json": json.dumps(_settings(ctx)),
     }
     if ctx.instructions:
         files[f"{folder}/instructions.md"] = ctx.instructions
         argv += ["--append-system-prompt", f"{folder}/instructions.md"]
     argv += rules.arguments(ctx)
     env = {
-        "PI_CODING_AGENT_DIR": folder,
+        "PI_CODING_AGENT_DIR": agent_dir,
         "PI_OFFLINE": "1",
         "PI_TELEMETRY": "0",
         "PI_SKIP_VERSION_CHECK": "1",
@@ -57,7 +60,7 @@ def launch(ctx: LaunchContext) -> Launch:
         "JITI_FS_CACHE": "false",
         "NODE_DISABLE_COMPILE_CACHE": "1",
     }
-    return Launch(tuple(argv), env, files)
+    return Launch(tuple(argv), env, files, clear=(agent_dir,))
 
 
 def extension(ctx: LaunchContext) -> str:

@@ -71,14 +71,13 @@ def _runs(step: Step) -> None:
 
 
 def _piece(step: Step, piece: dict[str, Any]) -> None:
-    kind = {"text_delta": Text, "thinking_delta": Reasoning}.get(str(piece.get("type")))
-    delta, turn = piece.get("delta"), step.state["turn"]
-    if kind is None or not isinstance(delta, str) or not delta:
+    kind, delta, turn = piece.get("type"), piece.get("delta"), step.state["turn"]
+    if kind not in ("text_delta", "thinking_delta") or not isinstance(delta, str) or not delta:
         return
     item = f"{turn['id']}:{turn['message']}:{piece.get('contentIndex')}"
     if item not in turn["said"]:
         turn["said"] = [*turn["said"], item]
-    step.emit(kind(item, delta))
+    step.emit(Text(item, delta) if kind == "text_delta" else Reasoning(item, delta))
 
 
 def _whole(step: Step, message: dict[str, Any]) -> None:
