@@ -369,7 +369,7 @@ def test_servers_are_given_with_the_session() -> None:
 def test_any_command_is_a_runtime() -> None:
     runtime = runtime_for(acp_agent(["my-agent", "--acp"]))
     assert isinstance(runtime, AcpRuntime)
-    launch = runtime.launch(context(program=runtime.find({}, None)))
+    launch = runtime.launch(context(program=runtime.find({}, str)))
     assert launch.argv == ("my-agent", "--acp")
     assert launch.env["OPENAI_BASE_URL"] == "http://model.invalid/v1"
 

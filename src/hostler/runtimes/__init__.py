@@ -12,6 +12,7 @@ _MODULES = {
     "codex": "hostler.runtimes.codex",
     "opencode": "hostler.runtimes.opencode",
     "pi": "hostler.runtimes.pi",
+    "gemini_cli": "hostler.runtimes.gemini_cli",
     "fake": "hostler.testing.fake_runtime",
 }
 """Name to module; the module holds the Runtime as ``RUNTIME``."""

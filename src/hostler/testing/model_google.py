@@ -50,10 +50,7 @@ class Google:
         about = {"modelVersion": body.get("model"), "responseId": new_id("resp")}
         thoughts = [{"text": step["think"], "thought": True}] if step.get("think") else []
         text = step.get("text", "")
-        calls = [
-            {"functionCall": {"id": new_id("call"), "name": call["tool"], "args": call["args"]}}
-            for call in step.get("tools") or []
-        ]
+        calls = [{"functionCall": {"name": call["tool"], "args": call["args"]}} for call in step.get("tools") or []]
 
         def chunk(parts: list[dict[str, Any]], *, delta: bool = True, last: bool = False) -> Frame:
             candidate: dict[str, Any] = {"index": 0, "content": {"role": "model", "parts": parts}}

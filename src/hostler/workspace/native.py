@@ -302,10 +302,14 @@ def _find(root: Root, files: Iterable[NativeFile], native_id: str) -> dict[str, 
     budget = [_MAX_LOOKED_AT]
     for wanted in files:
         # Each name of the pattern is filled in by itself: an id with a slash in it matches nothing.
-        names = [name.replace("{id}", glob.escape(native_id)) for name in wanted.pattern.split("/")]
+        names = [_filled(name, native_id) for name in wanted.pattern.split("/")]
         for path in _matching(root, names, "", budget, 0):
             found.setdefault(path, wanted.kind)
     return dict(sorted(found.items()))
+
+
+def _filled(name: str, native_id: str) -> str:
+    return name.replace("{id}", glob.escape(native_id)).replace("{id:8}", glob.escape(native_id[:8]))
 
 
 def _matching(root: Root, names: list[str], folder: str, budget: list[int], depth: int) -> Iterator[str]:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hostler.runtimes.acp.updates import Naming, fold_update, native_name, next_call, normal_name
+from hostler.runtimes.acp.updates import Naming, announce, fold_update, native_name, next_call, normal_name, register
 from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj, objs
 from hostler.runtimes.lines import decode_line
+from hostler.types.errors import CapabilityUnsupported
 from hostler.types.events import Approval, ModelCall, Notice, Retract, ToolResult
 from hostler.types.result import ErrorInfo
 from hostler.types.runtime import (
@@ -28,9 +29,10 @@ from hostler.types.runtime import (
     Unfit,
 )
 
-VERSION = 2
+VERSION = 3
 PROTOCOL = 1
 AUTH_REQUIRED = -32000
+HOST_SERVER = "host"
 _LINE = 2000  # characters of a line of the agent's stderr
 _CANCELLED = {"outcome": {"outcome": "cancelled"}}
 
@@ -51,6 +53,30 @@ def none(line: str) -> None:
     """The protocol has no word for MCP servers that do not start."""
 
 
+def nothing(ctx: LaunchContext) -> None:
+    """The agent is told no more than the protocol wants."""
+
+
+def as_it_is(update: dict[str, Any]) -> dict[str, Any]:
+    """The agent tells of its tools in the protocol's own terms."""
+    return update
+
+
+def the_models(text: str) -> bool:
+    """All that is said is the model's."""
+    return False
+
+
+def under_its_name(session: str) -> str:
+    """A session is loaded under the name that it was made with."""
+    return session
+
+
+def no_word(text: str) -> str:
+    """Nothing has to stand before a prompt."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """Where agents differ within the protocol.
@@ -60,7 +86,11 @@ class Dialect:
     ``servers``: MCP servers are given with the session, not in the agent's own configuration. ``fresh``: one process makes
     one session after the other. ``commands``: it takes a
     prompt that begins with a slash for a command, but looks at what is meant for the user's eyes only, too.
-    ``failed_server``: the MCP server that did not start, by a line of the agent's stderr.
+    ``failed_server``: the MCP server that did not start, by a line of the agent's stderr. ``mode``: the id of the mode in
+    which it must work before it hears a prompt. ``meta``: what it is told beside, with each session. ``remark``: whether a
+    piece of text is the agent's own word to its user, in among what the model says. ``plain``: what it tells of a tool call,
+    as the protocol would have it: ``name``, ``rawInput``, ``rawOutput``. ``loaded``: the name under which a session is to
+    be resumed, if not its own. ``before``: a word to be said before a prompt that it would take for a command.
     """
 
     names_tools: bool = False
@@ -73,6 +103,12 @@ class Dialect:
     permission: Callable[[LaunchContext], str] = no_rule
     failure: Callable[[dict[str, Any]], ErrorInfo] = failure
     failed_server: Callable[[str], str | None] = none
+    mode: Callable[[LaunchContext], str | None] = nothing
+    meta: Callable[[LaunchContext], dict[str, Any] | None] = nothing
+    remark: Callable[[str], bool] = the_models
+    plain: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
+    loaded: Callable[[str], str] = under_its_name
+    before: Callable[[str], str] = no_word
 
 
 class AcpCodec:
@@ -82,18 +118,24 @@ class AcpCodec:
 
     def __init__(self, dialect: Dialect | None = None) -> None:
         self.dialect = dialect or Dialect()
-        self._naming = Naming(self.dialect.names_tools, self.dialect.host_prefix)
+        self._naming = Naming(
+            self.dialect.names_tools, self.dialect.host_prefix, self.dialect.remark, self.dialect.plain
+        )
 
     def start(self, ctx: LaunchContext) -> Folded:
         servers = mcp_servers(ctx) if self.dialect.servers else []
+        meta = self.dialect.meta(ctx)
         state = new_state(
             VERSION,
             session=None,
+            ready=False,
             resume=ctx.resume,
-            setup={"cwd": ctx.workdir, "mcpServers": servers},
+            loaded=self.dialect.loaded(ctx.resume) if ctx.resume else None,
+            setup={"cwd": ctx.workdir, "mcpServers": servers, **({"_meta": meta} if meta else {})},
             fresh=self.dialect.fresh,
             permission=self.dialect.permission(ctx),
             method=None,
+            mode=self.dialect.mode(ctx),
             turn=None,
             unfit=None,
             tools={},
@@ -166,6 +208,8 @@ class AcpCodec:
             self._initialized(step, result)
         elif method == "session/list":
             _located(step, result)
+        elif method == "session/set_mode":
+            _ready(step)
         else:
             _joined(step, result)
 
@@ -196,7 +240,8 @@ class AcpCodec:
         elif "error" in message:
             turn["ended"] = {"error": message["error"]}
         else:
-            turn["ended"] = {"stop": obj(message.get("result")).get("stopReason")}
+            result = obj(message.get("result"))
+            turn["ended"] = {"stop": result.get("stopReason"), "at": obj(result.get("_meta")).get("place")}
         if not turn["prompts"]:
             self._end(step, turn["ended"] or {"stop": "end_turn"})
 
@@ -218,7 +263,8 @@ class AcpCodec:
         else:
             if stop == "max_tokens":
                 step.emit(Notice("max_tokens", "The answer was cut at the model's limit of output tokens."))
-            step.emit(Ended("done"))
+            place = how.get("at")
+            step.emit(Ended("done", at=place if isinstance(place, str) else None))
 
     # ---- what the agent tells ---------------------------------------------------------------------------------------
 
@@ -233,21 +279,28 @@ class AcpCodec:
         if method != "session/request_permission":
             step.refuse(f"refused:{number}", number, method)
             return
-        turn, call = step.state["turn"], obj(params.get("toolCall"))
+        turn, call = step.state["turn"], self.dialect.plain(obj(params.get("toolCall")))
         options = {str(o.get("kind")): o.get("optionId") for o in objs(params.get("options"))}
         if not turn or turn["interrupt"]:
             step.reply(f"answer:{number}", number, _CANCELLED)
             return
         ask = f"{turn['id']}:{number}"
         step.state["asks"][ask] = [number, options]
-        if step.state["permission"] == "ask":
-            tool = str(call.get("toolCallId"))
-            known = step.state["tools"].get(tool)
+        tool = str(call.get("toolCallId"))
+        if tool not in step.state["tools"] and call.get("rawInput"):
+            register(step, call, self._naming)  # some tell of it nowhere else before it is over
+        known = step.state["tools"].get(tool)
+        rule = step.state["permission"]
+        if known and not known[2]:
+            rule = "allow"  # the app's own tools: their server asks and refuses
+        if rule == "ask":
             name = known[1] if known else normal_name(native_name(call), call.get("kind"))
             shown = {"call": tool, "title": call.get("title"), "input": call.get("rawInput")}
             step.emit(Approval(ask, name, {k: v for k, v in shown.items() if v}))
-        else:
-            _decide(step, Answer(ask, step.state["permission"] == "allow"))
+        if known and call.get("rawInput"):
+            announce(step, tool, call["rawInput"])  # some tell the whole of it nowhere else
+        if rule != "ask":
+            _decide(step, Answer(ask, rule == "allow"))
 
 
 def _logged(step: Step, data: bytes, dialect: Dialect) -> None:
@@ -263,8 +316,8 @@ def _logged(step: Step, data: bytes, dialect: Dialect) -> None:
 
 
 def _join(step: Step, method: str, key: str = "start") -> None:
-    setup, resume = step.state["setup"], step.state["resume"]
-    step.request(key, method, {**setup, "sessionId": resume} if resume else setup)
+    setup, loaded = step.state["setup"], step.state["loaded"]
+    step.request(key, method, {**setup, "sessionId": loaded} if loaded else setup)
 
 
 def _located(step: Step, result: dict[str, Any]) -> None:
@@ -277,13 +330,21 @@ def _located(step: Step, result: dict[str, Any]) -> None:
 
 def _joined(step: Step, result: dict[str, Any]) -> None:
     state = step.state
-    session = state["resume"] or result.get("sessionId")
+    session = state["loaded"] or result.get("sessionId")
     if not isinstance(session, str) or result.get("sessionId") not in (None, session):
         _unfit(step, f"The agent opened the session {result.get('sessionId')!r} instead of {state['resume']!r}.")
         return
     state.update(session=session, setup=state["setup"] if state["fresh"] else None)
-    step.emit(Identified(session))
-    if state["turn"] and state["turn"]["input"] is not None:
+    step.emit(Identified(state["resume"] or session))
+    if state["mode"]:
+        step.request(f"mode:{session}", "session/set_mode", {"sessionId": session, "modeId": state["mode"]})
+    else:
+        _ready(step)
+
+
+def _ready(step: Step) -> None:
+    step.state["ready"] = True
+    if step.state["turn"] and step.state["turn"]["input"] is not None:
         _begin(step)
 
 
@@ -294,9 +355,13 @@ def _unfit(step: Step, message: str) -> None:
 
 def mcp_servers(ctx: LaunchContext) -> list[dict[str, Any]]:
     """The host's tool server and the caller's, as the protocol wants them."""
+    if HOST_SERVER in ctx.mcp_servers:
+        raise CapabilityUnsupported(f"The MCP server name {HOST_SERVER!r} is hostler's own; name it otherwise.")
     servers = [_server(name, spec) for name, spec in ctx.mcp_servers.items()]
     if ctx.tool_url:
-        servers.append(_server("host", {"url": ctx.tool_url, "headers": {"Authorization": f"Bearer {ctx.tool_token}"}}))
+        servers.append(
+            _server(HOST_SERVER, {"url": ctx.tool_url, "headers": {"Authorization": f"Bearer {ctx.tool_token}"}})
+        )
     return servers
 
 
@@ -321,6 +386,8 @@ def _pairs(values: Mapping[str, str] | None) -> list[dict[str, str]]:
 
 def _text(text: str, dialect: Dialect) -> list[dict[str, Any]]:
     plain: dict[str, Any] = {"type": "text", "text": text}
+    if word := dialect.before(text):
+        return [{"type": "text", "text": word}, plain]
     if dialect.commands and text.lstrip().startswith("/"):
         return [{"type": "text", "text": ".", "annotations": {"audience": ["user"]}}, plain]
     return [plain]
@@ -346,9 +413,9 @@ def _prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
         "worked": False,  # it called tools
     }
     if prompt.fresh:
-        step.state.update(session=None, resume=None)
+        step.state.update(session=None, ready=False, resume=None, loaded=None)
         _join(step, "session/new", f"fresh:{prompt.turn}")
-    elif step.state["session"]:
+    elif step.state["ready"]:
         _begin(step)
 
 

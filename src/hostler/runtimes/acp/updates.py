@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hostler.runtimes.jsonrpc import Step, obj, objs
-from hostler.types.events import Reasoning, Text, ToolCall, ToolResult
+from hostler.types.events import Notice, Reasoning, Text, ToolCall, ToolResult
 from hostler.types.runtime import StepStarted
 
 _NORMAL = {
     "bash": "bash",
     "shell": "bash",
     "execute": "bash",
+    "run_shell_command": "bash",
     "edit": "edit",
+    "edit_file": "edit",
     "multiedit": "edit",
     "patch": "edit",
     "apply_patch": "edit",
+    "notebookedit": "edit",
+    "notebook_edit": "edit",
     "delete": "edit",
     "move": "edit",
     "write": "write",
+    "write_file": "write",
     "read": "read",
+    "read_file": "read",
     "glob": "glob",
     "grep": "grep",
     "search": "grep",
+    "grep_search": "grep",
     "list": "ls",
     "ls": "ls",
+    "list_directory": "ls",
+    "replace": "edit",
+    "search_file_content": "grep",
+    "google_web_search": "web_search",
     "websearch": "web_search",
     "web_search": "web_search",
 }
@@ -34,20 +46,27 @@ _DONE = ("completed", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """How an agent names its tools, and among them the host's."""
+    """How an agent names its tools, and among them the host's; which text is its own word and not the model's; how what
+    it tells of a tool call is to be read."""
 
     by_title: bool
     host_prefix: str
+    remark: Callable[[str], bool]
+    plain: Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def fold_update(step: Step, update: dict[str, Any], naming: Naming) -> None:
     match update.get("sessionUpdate"):
         case "agent_message_chunk":
-            _chunk(step, update, Text)
+            text = obj(update.get("content")).get("text")
+            if isinstance(text, str) and naming.remark(text):
+                step.emit(Notice("agent", text.strip()))
+            else:
+                _chunk(step, update, Text)
         case "agent_thought_chunk":
             _chunk(step, update, Reasoning)
         case "tool_call" | "tool_call_update":
-            _tool(step, update, naming)
+            _tool(step, naming.plain(update), naming)
 
 
 def native_name(update: dict[str, Any], *, by_title: bool = False) -> str:
@@ -94,14 +113,19 @@ def _tool(step: Step, update: dict[str, Any], naming: Naming) -> None:
     if number not in tools:
         if status in _DONE and not first:
             return  # the end of a call that has ended before
-        tools[number] = [*_named(update, naming), False]
+        register(step, update, naming)
     given = update.get("rawInput")
     if status in ("in_progress", *_DONE) or (given and not first):
-        _announce(step, number, given)
+        announce(step, number, given)
     if status in _DONE:
         del tools[number]
         step.emit(ToolResult(number, _output(update), _failed(update)))
         next_call(step)
+
+
+def register(step: Step, update: dict[str, Any], naming: Naming) -> None:
+    """Know of a tool call, before it is told."""
+    step.state["tools"][str(update.get("toolCallId"))] = [*_named(update, naming), False]
 
 
 def next_call(step: Step, *, seen: bool = False) -> None:
@@ -113,7 +137,7 @@ def next_call(step: Step, *, seen: bool = False) -> None:
         step.emit(StepStarted())
 
 
-def _announce(step: Step, number: str, given: Any) -> None:
+def announce(step: Step, number: str, given: Any) -> None:
     """Tell of a tool call, once: its arguments are whole, and the model call that made it cannot be taken back."""
     native, name, builtin, told = step.state["tools"][number]
     if not told:
