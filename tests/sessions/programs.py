@@ -55,14 +55,15 @@ CLAUDE = Program("claude_code", Harness.CLAUDE_CODE, "claude-sonnet-4-5")
 CODEX = Program("codex", Harness.CODEX, "gpt-5")
 OPENCODE = Program("opencode", Harness.OPENCODE, "gpt-5")
 PI = Program("pi", Harness.PI, "gpt-5")
+GEMINI = Program("gemini_cli", Harness.GEMINI_CLI, "gemini-2.5-flash")
 
 _QUICK = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX)]
 # OpenCode takes seconds of CPU to start: the resume matrix, the faults and the cases run it each time, the rest in soak.
 # What others run of the programs after it is in soak too; `make test` has a few turns of each (test_more_programs.py).
-_SLOW = [pytest.param(p, marks=[pytest.mark.real, pytest.mark.soak]) for p in (OPENCODE, PI)]
+_SLOW = [pytest.param(p, marks=[pytest.mark.real, pytest.mark.soak]) for p in (OPENCODE, PI, GEMINI)]
 ALL = [FAKE_PROGRAM, *_QUICK, *_SLOW]
 REAL = [*_QUICK, *_SLOW]
-IN_SOAK = [pytest.param(p, marks=pytest.mark.soak) for p in (PI,)]
+IN_SOAK = [pytest.param(p, marks=pytest.mark.soak) for p in (PI, GEMINI)]
 """Added to lists of programs whose other members are run each time."""
 
 

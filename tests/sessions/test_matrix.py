@@ -21,12 +21,15 @@ from hostler.harness import Done, SessionLost, State, StateIncompatible
 from hostler.runtimes import runtime_for
 from hostler.testing.model_server import ModelServer
 from tests.conftest import keepers_of, processes_of, wait_until
-from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, PI, Program, ids
+from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, GEMINI, OPENCODE, PI, Program, ids
 from tests.sessions.test_resume import job_for, last, run_child
 
 PROGRAMS = [
     pytest.param(p, marks=[pytest.mark.xdist_group(f"matrix-{p.name}"), *([] if p.fake else [pytest.mark.real]), *more])
-    for p, more in (*((p, []) for p in (FAKE_PROGRAM, CLAUDE, CODEX, OPENCODE)), (PI, [pytest.mark.soak]))
+    for p, more in (
+        *((p, []) for p in (FAKE_PROGRAM, CLAUDE, CODEX, OPENCODE)),
+        *((p, [pytest.mark.soak]) for p in (PI, GEMINI)),
+    )
 ]
 FOREIGN = {  # an id as another program makes them
     "fake": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
@@ -34,6 +37,7 @@ FOREIGN = {  # an id as another program makes them
     "codex": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
     "opencode": "0b0e1a5e-0000-4000-8000-000000000000",
     "pi": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
+    "gemini_cli": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
 }
 
 
@@ -70,7 +74,8 @@ class Cell:
     def native_files(self) -> list[Path]:
         """The program's own history in its home."""
         native_id = self.base.state.native_id or ""
-        patterns = [f.pattern.replace("{id}", native_id) for f in runtime_for(self.program.harness).native_files]
+        patterns = [f.pattern for f in runtime_for(self.program.harness).native_files]
+        patterns = [p.replace("{id}", native_id).replace("{id:8}", native_id[:8]) for p in patterns]
         return [path for pattern in patterns for path in self.home.glob(pattern) if path.is_file()]
 
     def resume(self, state: State | None = None, **more: Any) -> Any:

@@ -199,7 +199,12 @@ def test_large_results_are_files_and_arguments_may_be_large(program: Program, mo
         """The model's answers are queued, not in the prompt: that may not be as large as an argument."""
         if program.fake:
             return session.run(json.dumps([{"mcp": name, "arguments": arguments}, *more, {"text": "done"}]))
-        prefix = {"claude_code": "mcp__host__", "opencode": "host_", "pi": "mcp__host__"}.get(program.name, "")
+        prefix = {
+            "claude_code": "mcp__host__",
+            "opencode": "host_",
+            "pi": "mcp__host__",
+            "gemini_cli": "mcp_host_",
+        }.get(program.name, "")
         native = f"{prefix}{name}"
         space = {"namespace": "mcp__host"} if program is CODEX else {}
         models.script([{"tool": native, "args": arguments, **space}, *more, {"text": "done"}])

@@ -36,13 +36,16 @@ async def alookup(word: str) -> str:
     return f"found {word}"
 
 
+PREFIXES = {"opencode": "host_", "gemini_cli": "mcp_host_"}
+
+
 def calling(program: Program, *calls: tuple[str, dict[str, Any]], shell: str | None = None) -> str:
     """A prompt that has the agent run a shell command, if there is one, then call tools of the app one by one."""
     if program.fake:
         steps: list[dict[str, Any]] = [{"mcp": name, "arguments": given} for name, given in calls]
         return json.dumps([*([{"shell": shell}] if shell else []), *steps, {"text": "done"}])
     if program is not CODEX:
-        prefix = "host_" if program is OPENCODE else "mcp__host__"
+        prefix = PREFIXES.get(program.name, "mcp__host__")
         steps = [{"tool": f"{prefix}{name}", "args": given} for name, given in calls]
     else:
         steps = [{"tool": name, "namespace": "mcp__host", "args": given} for name, given in calls]
@@ -85,7 +88,7 @@ def test_the_agent_calls_functions_of_the_app(program: Program, permissions: Any
         assert asked == (words if permissions == "ask" else [])  # once each, and not for what cannot be called
         calls = [e for e in result.events if isinstance(e, ToolCall)]
         if not program.fake:
-            prefix = "host_" if program is OPENCODE else "mcp__host__"
+            prefix = PREFIXES.get(program.name, "mcp__host__")
             assert [(c.name, c.native_name, c.builtin) for c in calls] == [
                 (name, f"{prefix}{name}", False) for name in ("lookup", "alookup", "lookup", "lookup")
             ]

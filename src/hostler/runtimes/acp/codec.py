@@ -90,7 +90,7 @@ class Dialect:
     which it must work before it hears a prompt. ``meta``: what it is told beside, with each session. ``remark``: whether a
     piece of text is the agent's own word to its user, in among what the model says. ``plain``: what it tells of a tool call,
     as the protocol would have it: ``name``, ``rawInput``, ``rawOutput``. ``loaded``: the name under which a session is to
-    be resumed, if not its own. ``before``: a word to be said before a prompt that it would take for a command.
+    be resumed, if not its own. ``silent``: it says no more of a tool call that was denied. ``before``: a word to be said before a prompt that it would take for a command.
     """
 
     names_tools: bool = False
@@ -108,6 +108,7 @@ class Dialect:
     remark: Callable[[str], bool] = the_models
     plain: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
     loaded: Callable[[str], str] = under_its_name
+    silent: bool = False
     before: Callable[[str], str] = no_word
 
 
@@ -186,7 +187,7 @@ class AcpCodec:
             case Steer():
                 _steer(step, command, self.dialect)
             case Answer():
-                _decide(step, command)
+                self._decide(step, command)
         return step.done()
 
     def _step(self, state: CodecState) -> Step:
@@ -285,8 +286,8 @@ class AcpCodec:
             step.reply(f"answer:{number}", number, _CANCELLED)
             return
         ask = f"{turn['id']}:{number}"
-        step.state["asks"][ask] = [number, options]
         tool = str(call.get("toolCallId"))
+        step.state["asks"][ask] = [number, options, tool]
         if tool not in step.state["tools"] and call.get("rawInput"):
             register(step, call, self._naming)  # some tell of it nowhere else before it is over
         known = step.state["tools"].get(tool)
@@ -300,7 +301,21 @@ class AcpCodec:
         if known and call.get("rawInput"):
             announce(step, tool, call["rawInput"])  # some tell the whole of it nowhere else
         if rule != "ask":
-            _decide(step, Answer(ask, rule == "allow"))
+            self._decide(step, Answer(ask, rule == "allow"))
+
+    def _decide(self, step: Step, command: Answer) -> None:
+        ask = step.state["asks"].pop(command.id, None)
+        if not ask:
+            return  # answered before, or no longer asked
+        number, options, tool = ask
+        verb = "allow" if command.allow else "reject"
+        chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
+        outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else _CANCELLED
+        step.reply(f"answer:{command.id}", number, outcome)
+        if self.dialect.silent and not command.allow and tool in step.state["tools"]:
+            del step.state["tools"][tool]
+            step.emit(ToolResult(tool, command.reason or "It was not allowed.", is_error=True))
+            next_call(step)
 
 
 def _logged(step: Step, data: bytes, dialect: Dialect) -> None:
@@ -438,7 +453,7 @@ def _interrupt(step: Step) -> None:
         step.emit(Ended("interrupted"))
         return
     turn["interrupt"] = True
-    for ask, (number, _) in step.state["asks"].items():
+    for ask, (number, *_) in step.state["asks"].items():
         step.reply(f"answer:{ask}", number, _CANCELLED)
     step.state["asks"] = {}
     step.notify(f"interrupt:{turn['id']}", "session/cancel", {"sessionId": step.state["session"]})
@@ -460,17 +475,6 @@ def _send_steer(step: Step, key: str, content: list[dict[str, Any]]) -> None:
     turn["prompts"] = [*turn["prompts"], key]
     params = {"sessionId": step.state["session"], "prompt": content}
     step.request(key, "session/prompt", params, note=key)
-
-
-def _decide(step: Step, command: Answer) -> None:
-    ask = step.state["asks"].pop(command.id, None)
-    if not ask:
-        return  # answered before, or no longer asked
-    number, options = ask
-    verb = "allow" if command.allow else "reject"
-    chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
-    outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else _CANCELLED
-    step.reply(f"answer:{command.id}", number, outcome)
 
 
 # ---- the model calls, as the keeper and the endpoint saw them -------------------------------------------------------

@@ -8,9 +8,16 @@ from typing import Any, Literal
 from hostler.runtimes import programs
 from hostler.runtimes.acp.codec import AcpCodec, Dialect
 from hostler.runtimes.gemini_cli.history import history
-from hostler.runtimes.gemini_cli.launch import CHATS, HOST_PREFIX, NAMES, launch, on_permission
+from hostler.runtimes.gemini_cli.launch import CHATS, HOST_PREFIX, NAMES, launch, on_permission, renamed
 from hostler.runtimes.gemini_cli.words import before, failure, loaded, mode, plain
-from hostler.types.runtime import Capabilities, Codec, Launch, LaunchContext, NativeFile
+from hostler.types.runtime import Capabilities, Codec, Folded, Launch, LaunchContext, NativeFile
+
+
+class GeminiCodec(AcpCodec):
+    """The protocol, with the names that Gemini CLI can have for MCP servers."""
+
+    def start(self, ctx: LaunchContext) -> Folded:
+        return super().start(renamed(ctx))
 
 
 class GeminiCli:
@@ -20,9 +27,9 @@ class GeminiCli:
     wire: Literal["anthropic", "responses", "chat", "gemini"] = "gemini"
     id_pattern = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
     native_files = (NativeFile(f"{CHATS}/session-*-{{id:8}}.jsonl", "jsonl"),)
-    project_instructions: tuple[str, ...] = ()
+    project_instructions: tuple[str, ...] = ("GEMINI.md", "AGENTS.md")
     model_first: bool = True
-    project_code: tuple[str, ...] = ()
+    project_code: tuple[str, ...] = (".gemini",)
     tool_names: frozenset[str] | None = frozenset((*NAMES, *NAMES.values()))
     capabilities = Capabilities(
         permissions=("full", "read-only", "edit", "ask"),
@@ -35,18 +42,19 @@ class GeminiCli:
         allow_deny=True,
         max_turns=True,
         images=True,
+        repeats_cut_calls=False,
     )
 
     def __init__(self) -> None:
-        self.codec: Codec = AcpCodec(
+        self.codec: Codec = GeminiCodec(
             Dialect(
                 host_prefix=HOST_PREFIX,
-                servers=False,
                 mode=mode,
                 permission=on_permission,
                 failure=failure,
                 plain=plain,
                 loaded=loaded,
+                silent=True,
                 before=before,
             )
         )

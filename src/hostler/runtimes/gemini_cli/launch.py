@@ -1,17 +1,19 @@
-"""How Gemini CLI is started: its settings above all others, its rules as an administrator's policy."""
+"""How Gemini CLI is started: its settings written anew, its rules as an administrator's policy."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from hostler.types.runtime import Launch, LaunchContext, start_timeout
+from hostler.types.runtime import Launch, LaunchContext
 
 HOST_SERVER = "host"
 HOST_PREFIX = "mcp_host_"
 PROJECT = "hostler"  # how it calls the workspace among its own files, wherever that is
+INSTRUCTIONS = "HOSTLER.md"
 CHATS = f".gemini/tmp/{PROJECT}/chats"
 NAMES = {
     "bash": "run_shell_command",
@@ -30,10 +32,30 @@ _SHELL = "run_shell_command"
 _READS = ("read_file", "read_many_files", "glob", "grep_search", "search_file_content", "list_directory")
 _WRITES = ("write_file", "replace")
 # They need somebody at the terminal, change how it works, or write where the next start would read.
-_NEVER = ("ask_user", "enter_plan_mode", "exit_plan_mode", "save_memory", "activate_skill")
+_NEVER = ("ask_user", "enter_plan_mode", "exit_plan_mode", "save_memory", "activate_skill", "invoke_agent")
+_SIDE_JOBS: dict[str, tuple[str, ...]] = {
+    "classifier": (),
+    "edit-corrector": (),
+    "fast-ack-helper": (),
+    "agent-history-provider-summarizer": (),
+    "context-snapshotter": (),
+    "llm-edit-fixer": (),
+    "loop-detection": (),
+    "loop-detection-double-check": (),
+    "next-speaker-checker": (),
+    "prompt-completion": (),
+    "summarizer-default": (),
+    "summarizer-shell": (),
+    "web-fetch": ("urlContext",),
+    "web-fetch-fallback": (),
+    "web-search": ("googleSearch",),
+    **{
+        f"chat-compression-{of}": ()
+        for of in ("default", "3-pro", "3-flash", "3.1-flash-lite", "2.5-pro", "2.5-flash", "2.5-flash-lite")
+    },
+}
+"""What it asks a model beside the conversation, and with which of the model's own tools."""
 _ABOUT = "(?:file_path|dir_path|path|pattern|query|url|prompt)"
-_HOST_SECONDS = 30.0
-_DAY = 24 * 3600 * 1000
 _RULE = re.compile(r"(?P<tool>[\w*.-]+)(?::(?P<pattern>.+)|\((?P<quoted>.*)\))?", re.DOTALL)
 # Places of the home from which it would take rights, code, or words.
 _CLEARED = (
@@ -45,35 +67,33 @@ _CLEARED = (
     ".gemini/extensions",
     ".gemini/policies",
     ".gemini/skills",
-    ".gemini/AGENTS.md",
-    ".gemini/GEMINI.md",
-    ".gemini/settings.json",
+    ".gemini/HOSTLER.md",
     ".gemini/trustedFolders.json",
 )
 
 
 def launch(ctx: LaunchContext) -> Launch:
     """Arguments, environment and files for one process that takes many turns on stdin."""
-    settings, policy = f"{ctx.files_dir}/gemini/settings.json", f"{ctx.files_dir}/gemini/rules.toml"
+    policy = f"{ctx.files_dir}/gemini/rules.toml"
     argv = [*ctx.program, "--acp", "--model", ctx.model, "--extensions", "none", "--admin-policy", policy]
     argv += ["--approval-mode", "yolo" if ctx.permissions == "full" else "default"]
-    # Named here, a project's own servers are not started, whatever they are called.
-    argv += ["--allowed-mcp-server-names", ",".join(servers(ctx)) or "none"]
+    # A project's own servers are not started: those of these names are told with the session.
+    argv += ["--allowed-mcp-server-names", ",".join(server_names(ctx)) or "none"]
+    argv += ["--debug"]  # else it keeps to itself what its shell printed
     if ctx.permissions in ("edit", "full") and ctx.beside:
         argv += ["--include-directories", ",".join(ctx.beside)]
     files = {
-        settings: json.dumps(_settings(ctx)),
+        f"{ctx.home}/.gemini/settings.json": json.dumps(_settings(ctx)),
         policy: rules(ctx),
         f"{ctx.home}/.gemini/projects.json": json.dumps({"projects": {ctx.workdir: PROJECT}}),
         f"{ctx.home}/.gemini/tmp/{PROJECT}/.project_root": ctx.workdir,
         f"{ctx.home}/.gemini/history/{PROJECT}/.project_root": ctx.workdir,
     }
     if ctx.instructions:
-        files[f"{ctx.home}/.gemini/GEMINI.md"] = ctx.instructions
+        files[f"{ctx.home}/.gemini/{INSTRUCTIONS}"] = ctx.instructions
     env = {
         "GEMINI_API_KEY": ctx.token,
         "GOOGLE_GEMINI_BASE_URL": ctx.model_url,
-        "GEMINI_CLI_SYSTEM_SETTINGS_PATH": settings,
         "GEMINI_CLI_TRUST_WORKSPACE": "true",  # it connects to no MCP server otherwise
         "GEMINI_CLI_NO_RELAUNCH": "1",
         "GEMINI_TELEMETRY_ENABLED": "false",
@@ -83,16 +103,15 @@ def launch(ctx: LaunchContext) -> Launch:
 
 
 def _settings(ctx: LaunchContext) -> dict[str, Any]:
-    """They win over those of the project and of the home."""
     return {
         "general": {
             "enableAutoUpdate": False,
             "enableAutoUpdateNotification": False,
             "checkpointing": {"enabled": False},
             "plan": {"enabled": False},
+            "topicUpdateNarration": False,
             "sessionRetention": {"enabled": False},  # hostler keeps sessions, not it
-            "maxAttempts": 4,  # of a stream that was cut; the endpoint repeats what fails
-            "retryFetchErrors": True,
+            "maxAttempts": 1,  # the endpoint repeats what fails; a stream that was cut it repeats in no case
         },
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
@@ -102,7 +121,8 @@ def _settings(ctx: LaunchContext) -> dict[str, Any]:
             "environmentVariableRedaction": {"enabled": False},
             "enablePermanentToolApproval": False,
         },
-        "context": {"fileName": ["GEMINI.md", "AGENTS.md"], "loadMemoryFromIncludeDirectories": False},
+        # The project's instructions are among those that hostler gives it: it reads its own only now and then.
+        "context": {"fileName": [INSTRUCTIONS], "loadMemoryFromIncludeDirectories": False},
         "model": {"name": ctx.model, "skipNextSpeakerCheck": True, "disableLoopDetection": True},
         "tools": {
             "discoveryCommand": "",
@@ -112,13 +132,19 @@ def _settings(ctx: LaunchContext) -> dict[str, Any]:
             "shell": {"enableInteractiveShell": False},
         },
         "mcp": {"serverCommand": ""},
-        "mcpServers": servers(ctx),
         "hooksConfig": {"enabled": False},
         "skills": {"enabled": False},
         "ide": {"enabled": False},
         "advanced": {"ignoreLocalEnv": True, "autoConfigureMemory": False},
-        "experimental": {"enableAgents": ctx.permissions == "full", "autoMemory": False, "extensionManagement": False},
+        "experimental": {"enableAgents": False, "autoMemory": False, "extensionManagement": False},
+        "modelConfigs": {"customAliases": {name: _side_job(ctx, *more) for name, more in _SIDE_JOBS.items()}},
     }
+
+
+def _side_job(ctx: LaunchContext, *tools: str) -> dict[str, Any]:
+    """A call of its own, asked of the session's model: no other one may be."""
+    config: dict[str, Any] = {"tools": [{tool: {}} for tool in tools]} if tools else {}
+    return {"extends": "base", "modelConfig": {"model": ctx.model, "generateContentConfig": config}}
 
 
 # ---- MCP servers ----------------------------------------------------------------------------------------------------
@@ -136,24 +162,12 @@ def server_names(ctx: LaunchContext) -> dict[str, str]:
     return names
 
 
-def servers(ctx: LaunchContext) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for safe, name in server_names(ctx).items():
-        if ctx.tool_url and safe == HOST_SERVER:
-            headers = {"Authorization": f"Bearer {ctx.tool_token}"}
-            out[safe] = _server({"url": ctx.tool_url, "headers": headers}, _DAY)
-        else:
-            spec = ctx.mcp_servers[name]
-            # Its one time limit holds for the start and for each call.
-            out[safe] = _server(spec, int(1000 * start_timeout(spec)) if "start_timeout" in spec else None)
-    return out
-
-
-def _server(spec: Mapping[str, Any], timeout: int | None) -> dict[str, Any]:
-    out: dict[str, Any] = {"timeout": timeout} if timeout is not None else {}
-    if url := spec.get("url"):
-        return {**out, "httpUrl": url, "headers": dict(spec.get("headers") or {})}
-    return {**out, "command": spec["command"], "args": list(spec.get("args") or ()), "env": dict(spec.get("env") or {})}
+def renamed(ctx: LaunchContext) -> LaunchContext:
+    """The same, with the servers under Gemini CLI's names and without those that the rules keep out."""
+    names = server_names(ctx)
+    return replace(
+        ctx, mcp_servers={safe: ctx.mcp_servers[name] for safe, name in names.items() if safe != HOST_SERVER}
+    )
 
 
 # ---- rules ----------------------------------------------------------------------------------------------------------
@@ -167,8 +181,7 @@ def rules(ctx: LaunchContext) -> str:
         case "full":
             out.append(_rule("allow", 1, tool="*"))
         case "ask":
-            # What a sub-agent asks reaches nobody.
-            out += [_rule("ask_user", 1, tool="*"), _rule("deny", 600, tool=("invoke_agent",))]
+            out.append(_rule("ask_user", 1, tool="*"))
         case "edit":
             out += [_rule("deny", 1, tool="*"), _rule("allow", 500, tool=_WRITES)]
         case "read-only":

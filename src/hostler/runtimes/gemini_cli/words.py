@@ -12,6 +12,11 @@ from hostler.types.runtime import LaunchContext
 
 NO_COMMAND = "\u2060"  # a word joiner: nothing to see, and nothing that a command begins with
 _SYNTHETIC = re.compile(r"(?P<name>.+)__(?P=name)_\d+_\d+")
+_SHELL = re.compile(
+    r"Output: (?P<output>.*?)(?P<end>(?:\n(?:Error|Exit Code|Signal|Background PIDs|Process Group PGID): [^\n]*)*)",
+    re.DOTALL,
+)
+_EXIT = re.compile(r"^Exit Code: (-?\d+)$", re.MULTILINE)
 _LENGTH = re.compile(r"token count|context window|too long", re.IGNORECASE)
 
 
@@ -39,7 +44,21 @@ def plain(update: dict[str, Any]) -> dict[str, Any]:
         out["rawInput"] = given
     if update.get("sessionUpdate") == "tool_call_update":
         out["sessionUpdate"] = "tool_call"
+    if update.get("kind") == "execute" and update.get("status") == "completed":
+        out |= _printed(update)
     return out
+
+
+def _printed(update: dict[str, Any]) -> dict[str, Any]:
+    """What a shell command printed and how it ended, of what the model is told of both."""
+    text = "".join(str(obj(part.get("content")).get("text") or "") for part in objs(update.get("content")))
+    if not (found := _SHELL.fullmatch(text)):
+        return {}
+    output = "" if found["output"] == "(empty)" else found["output"]
+    code = _EXIT.search(found["end"])
+    ended = int(code[1]) if code else None if "\nSignal: " in found["end"] else 0
+    said = {"type": "content", "content": {"type": "text", "text": output}}
+    return {"content": [said], "rawOutput": {"output": output, "metadata": {"exit": ended}}}
 
 
 def tool_of(call: str) -> str:
