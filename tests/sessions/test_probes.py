@@ -46,6 +46,9 @@ EXPECTED: dict[str, dict[str, dict[str, str]]] = {
     }
     for program in ("claude_code", "codex", "opencode", "pi", "gemini_cli")
 }
+# Its own tool writes nowhere else, whatever is allowed.
+for mode in ("full", "ask"):
+    EXPECTED["gemini_cli"][mode] |= {"outside by its tool": "no"}
 # It alone has a sandbox of its own for its shell.
 EXPECTED["codex"]["edit"] |= {"write by shell": "done", "write by python": "done"}
 

@@ -33,6 +33,9 @@ VERSION = 3
 PROTOCOL = 1
 AUTH_REQUIRED = -32000
 HOST_SERVER = "host"
+_KEPT = 16_384  # characters of a prompt that may be repeated; the state is stored with every frame
+_REPEATS = 5  # the endpoint ends a row of cuts before
+GO_ON = "Your answer broke off. Go on."
 _LINE = 2000  # characters of a line of the agent's stderr
 _CANCELLED = {"outcome": {"outcome": "cancelled"}}
 
@@ -72,6 +75,11 @@ def under_its_name(session: str) -> str:
     return session
 
 
+def never(message: dict[str, Any]) -> bool:
+    """An agent repeats a model call that was cut itself."""
+    return False
+
+
 def no_word(text: str) -> str:
     """Nothing has to stand before a prompt."""
     return ""
@@ -90,7 +98,8 @@ class Dialect:
     which it must work before it hears a prompt. ``meta``: what it is told beside, with each session. ``remark``: whether a
     piece of text is the agent's own word to its user, in among what the model says. ``plain``: what it tells of a tool call,
     as the protocol would have it: ``name``, ``rawInput``, ``rawOutput``. ``loaded``: the name under which a session is to
-    be resumed, if not its own. ``silent``: it says no more of a tool call that was denied. ``before``: a word to be said before a prompt that it would take for a command.
+    be resumed, if not its own. ``silent``: it says no more of a tool call that was denied. ``cut``: whether
+    a prompt failed only because a model call was cut, which it does not repeat: then the prompt is. ``before``: a word to be said before a prompt that it would take for a command.
     """
 
     names_tools: bool = False
@@ -109,6 +118,7 @@ class Dialect:
     plain: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
     loaded: Callable[[str], str] = under_its_name
     silent: bool = False
+    cut: Callable[[dict[str, Any]], bool] = never
     before: Callable[[str], str] = no_word
 
 
@@ -236,6 +246,8 @@ class AcpCodec:
         if not turn or note not in turn["prompts"]:
             return
         turn["prompts"] = [key for key in turn["prompts"] if key != note]
+        if "error" in message and note == turn["id"] and self.dialect.cut(message) and _again(step):
+            return
         if "error" in message and note != turn["id"]:
             step.emit(Notice("steer_refused", error_text(message)))
         elif "error" in message:
@@ -426,6 +438,9 @@ def _prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
         "block": 0,  # grows where the agent does not name its messages
         "over": False,  # the model call is over
         "worked": False,  # it called tools
+        "acted": False,  # it has called tools in this turn
+        "kept": content if dialect.cut is not never and len(json.dumps(content)) < _KEPT else None,
+        "repeats": 0,
     }
     if prompt.fresh:
         step.state.update(session=None, ready=False, resume=None, loaded=None)
@@ -442,6 +457,21 @@ def _begin(step: Step) -> None:
     for key, said in turn["steer"]:
         _send_steer(step, key, said)
     turn["steer"] = []
+
+
+def _again(step: Step) -> bool:
+    """Repeat the prompt of a turn whose model call was cut; False where that cannot be done."""
+    turn = step.state["turn"]
+    if turn["kept"] is None or turn["interrupt"] or turn["repeats"] >= _REPEATS:
+        return False
+    step.emit(*(Retract(item) for item in step.state["said"]))
+    step.state["said"] = []
+    turn.update(attempt=turn["attempt"] + 1, repeats=turn["repeats"] + 1, prompts=[*turn["prompts"], turn["id"]])
+    # What tools have done stays in its history; without that nothing of the prompt does.
+    content = [{"type": "text", "text": GO_ON}] if turn["acted"] else turn["kept"]
+    params = {"sessionId": step.state["session"], "prompt": content}
+    step.request(f"{turn['id']}:again{turn['repeats']}", "session/prompt", params, note=turn["id"])
+    return True
 
 
 def _interrupt(step: Step) -> None:

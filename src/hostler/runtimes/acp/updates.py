@@ -144,7 +144,7 @@ def announce(step: Step, number: str, given: Any) -> None:
         step.state["tools"][number] = [native, name, builtin, True]
         step.state["said"] = []
         turn = step.state["turn"]
-        turn.update(worked=True, block=turn["block"] + 1)
+        turn.update(worked=True, acted=True, block=turn["block"] + 1)
         step.emit(ToolCall(number, name, native, {} if given is None else given, builtin))
 
 

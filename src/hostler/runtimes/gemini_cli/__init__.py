@@ -9,7 +9,7 @@ from hostler.runtimes import programs
 from hostler.runtimes.acp.codec import AcpCodec, Dialect
 from hostler.runtimes.gemini_cli.history import history
 from hostler.runtimes.gemini_cli.launch import CHATS, HOST_PREFIX, NAMES, launch, on_permission, renamed
-from hostler.runtimes.gemini_cli.words import before, failure, loaded, mode, plain
+from hostler.runtimes.gemini_cli.words import before, cut, failure, loaded, mode, plain
 from hostler.types.runtime import Capabilities, Codec, Folded, Launch, LaunchContext, NativeFile
 
 
@@ -42,7 +42,6 @@ class GeminiCli:
         allow_deny=True,
         max_turns=True,
         images=True,
-        repeats_cut_calls=False,
     )
 
     def __init__(self) -> None:
@@ -55,6 +54,7 @@ class GeminiCli:
                 plain=plain,
                 loaded=loaded,
                 silent=True,
+                cut=cut,
                 before=before,
             )
         )

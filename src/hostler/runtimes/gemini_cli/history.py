@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hostler.runtimes.acp.codec import GO_ON
 from hostler.runtimes.gemini_cli.words import NO_COMMAND
 from hostler.runtimes.jsonrpc import obj, objs
 from hostler.types.errors import CapabilityUnsupported
@@ -61,7 +62,7 @@ def _messages(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _user(text: str, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     text = text.removeprefix(NO_COMMAND)
-    if text.lstrip().startswith(_OWN) or any("functionResponse" in part for part in parts):
+    if text == GO_ON or text.lstrip().startswith(_OWN) or any("functionResponse" in part for part in parts):
         return []
     images = [obj(part.get("inlineData")) for part in parts if "inlineData" in part]
     if not images:

@@ -176,7 +176,7 @@ def renamed(ctx: LaunchContext) -> LaunchContext:
 def rules(ctx: LaunchContext) -> str:
     """The policy; of the rules that match, the one with the highest priority holds. An administrator's stands above all
     that a project or a home says."""
-    out = [_rule("deny", 999, tool=_NEVER), _rule("allow", 700, mcp=HOST_SERVER)]
+    out = [_rule("deny", 999, tool=_NEVER), _rule("allow", 700, tool="*", mcp=HOST_SERVER)]
     match ctx.permissions:
         case "full":
             out.append(_rule("allow", 1, tool="*"))
@@ -213,13 +213,11 @@ def _rule(
     decision: str,
     priority: int,
     *,
-    tool: str | Iterable[str] | None = None,
+    tool: str | Iterable[str],
     mcp: str | None = None,
     regex: tuple[str, str] | None = None,
 ) -> str:
-    lines = ["[[rule]]"]
-    if tool is not None:
-        lines.append(f"toolName = {json.dumps(tool if isinstance(tool, str) else list(tool))}")
+    lines = ["[[rule]]", f"toolName = {json.dumps(tool if isinstance(tool, str) else list(tool))}"]
     if mcp is not None:
         lines.append(f"mcpName = {json.dumps(mcp)}")
     if regex is not None:

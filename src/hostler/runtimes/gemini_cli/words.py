@@ -80,6 +80,12 @@ def _given(update: dict[str, Any]) -> dict[str, Any]:
     return {"title": title, **({"file_path": paths[0]} if paths else {})}
 
 
+def cut(message: dict[str, Any]) -> bool:
+    """Whether a prompt failed because the model's answer broke off: not the model said so, but the connection. What was
+    asked is forgotten then, but for the work of tools."""
+    return obj(message.get("error")).get("message") in ("terminated", "fetch failed", "socket hang up")
+
+
 def failure(message: dict[str, Any]) -> ErrorInfo:
     """Why a turn failed: the code of the error is the model's HTTP status."""
     code, text = obj(message.get("error")).get("code"), error_text(message)
