@@ -94,7 +94,8 @@ def test_the_agent_calls_functions_of_the_app(program: Program, permissions: Any
             assert [(c.name, c.native_name, c.builtin) for c in calls] == [
                 (name, f"{prefix}{name}", False) for name in ("lookup", "alookup", "lookup", "lookup")
             ]
-            assert calls[0].input == {"word": "ab", "times": 2}
+            if program is not GEMINI:  # it tells only a title
+                assert calls[0].input == {"word": "ab", "times": 2}
             assert "abab" in json.dumps(models.calls[-1].body)  # it came to the model
         failures = []
         for record in session.follow(0):

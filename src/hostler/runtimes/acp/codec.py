@@ -75,11 +75,6 @@ def under_its_name(session: str) -> str:
     return session
 
 
-def never(message: dict[str, Any]) -> bool:
-    """An agent repeats a model call that was cut itself."""
-    return False
-
-
 def no_word(text: str) -> str:
     """Nothing has to stand before a prompt."""
     return ""
@@ -99,7 +94,8 @@ class Dialect:
     piece of text is the agent's own word to its user, in among what the model says. ``plain``: what it tells of a tool call,
     as the protocol would have it: ``name``, ``rawInput``, ``rawOutput``. ``loaded``: the name under which a session is to
     be resumed, if not its own. ``silent``: it says no more of a tool call that was denied. ``cut``: whether
-    a prompt failed only because a model call was cut, which it does not repeat: then the prompt is. ``before``: a word to be said before a prompt that it would take for a command.
+    the answer to a prompt shows that a model call was cut. Given, the agent does not repeat such a call, and may tell it as
+    the end of a turn: then the prompt is repeated. ``before``: a word to be said before a prompt that it would take for a command.
     """
 
     names_tools: bool = False
@@ -118,7 +114,7 @@ class Dialect:
     plain: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
     loaded: Callable[[str], str] = under_its_name
     silent: bool = False
-    cut: Callable[[dict[str, Any]], bool] = never
+    cut: Callable[[dict[str, Any]], bool] | None = None
     before: Callable[[str], str] = no_word
 
 
@@ -142,6 +138,7 @@ class AcpCodec:
             ready=False,
             resume=ctx.resume,
             loaded=self.dialect.loaded(ctx.resume) if ctx.resume else None,
+            counted=False,
             setup={"cwd": ctx.workdir, "mcpServers": servers, **({"_meta": meta} if meta else {})},
             fresh=self.dialect.fresh,
             permission=self.dialect.permission(ctx),
@@ -246,9 +243,12 @@ class AcpCodec:
         if not turn or note not in turn["prompts"]:
             return
         turn["prompts"] = [key for key in turn["prompts"] if key != note]
-        if "error" in message and note == turn["id"] and self.dialect.cut(message) and _again(step):
+        broke = note == turn["id"] and self._broke(step, message)
+        if broke and _again(step):
             return
-        if "error" in message and note != turn["id"]:
+        if broke and "error" not in message:
+            turn["ended"] = {"broken": True}
+        elif "error" in message and note != turn["id"]:
             step.emit(Notice("steer_refused", error_text(message)))
         elif "error" in message:
             turn["ended"] = {"error": message["error"]}
@@ -257,6 +257,19 @@ class AcpCodec:
             turn["ended"] = {"stop": result.get("stopReason"), "at": obj(result.get("_meta")).get("place")}
         if not turn["prompts"]:
             self._end(step, turn["ended"] or {"stop": "end_turn"})
+
+    def _broke(self, step: Step, message: dict[str, Any]) -> bool:
+        """Whether the turn ends only because a model call was cut, in an agent that does not repeat it. It is known before
+        the end of a call that this was whole, unless the host died meanwhile."""
+        turn = step.state["turn"]
+        if self.dialect.cut is None or turn["interrupt"]:
+            return False
+        if "error" in message:
+            return self.dialect.cut(message)
+        if obj(message.get("result")).get("stopReason") != "end_turn":
+            return False
+        unseen = step.state["counted"] and not turn["over"]
+        return turn["broken"] or unseen or (not turn["acted"] and self.dialect.cut(message))
 
     def _end(self, step: Step, how: dict[str, Any]) -> None:
         for call, (_, _, _, told) in step.state["tools"].items():
@@ -267,6 +280,9 @@ class AcpCodec:
         stop = how.get("stop")
         if interrupted or stop == "cancelled":
             step.emit(Ended("interrupted"))
+        elif "broken" in how:
+            error = ErrorInfo("model_unavailable", "The model's answer broke off.", retryable=True)
+            step.emit(Ended("error", error=error))
         elif "error" in how:
             step.emit(Ended("error", error=self.dialect.failure(how)))
         elif stop == "max_turn_requests":
@@ -439,7 +455,8 @@ def _prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
         "over": False,  # the model call is over
         "worked": False,  # it called tools
         "acted": False,  # it has called tools in this turn
-        "kept": content if dialect.cut is not never and len(json.dumps(content)) < _KEPT else None,
+        "broken": False,  # its last model call was cut
+        "kept": content if dialect.cut is not None and len(json.dumps(content)) < _KEPT else None,
         "repeats": 0,
     }
     if prompt.fresh:
@@ -466,7 +483,13 @@ def _again(step: Step) -> bool:
         return False
     step.emit(*(Retract(item) for item in step.state["said"]))
     step.state["said"] = []
-    turn.update(attempt=turn["attempt"] + 1, repeats=turn["repeats"] + 1, prompts=[*turn["prompts"], turn["id"]])
+    turn.update(
+        broken=False,
+        over=False,
+        attempt=turn["attempt"] + 1,
+        repeats=turn["repeats"] + 1,
+        prompts=[*turn["prompts"], turn["id"]],
+    )
     # What tools have done stays in its history; without that nothing of the prompt does.
     content = [{"type": "text", "text": GO_ON}] if turn["acted"] else turn["kept"]
     params = {"sessionId": step.state["session"], "prompt": content}
@@ -519,6 +542,7 @@ def _noted(step: Step, data: bytes) -> None:
     except ValueError:
         return
     if turn and isinstance(note, dict) and note.get("what") == "cut":
+        turn["broken"] = True
         step.emit(*(Retract(item) for item in step.state["said"]))
         step.state["said"] = []
         turn["attempt"] += 1
@@ -526,6 +550,10 @@ def _noted(step: Step, data: bytes) -> None:
 
 def _call_over(step: Step, call: ModelCall) -> None:
     turn = step.state["turn"]
-    if turn and turn["input"] is None and call.status == "ok":
+    if not turn or turn["input"] is not None:
+        return
+    turn["broken"] = call.status in ("cut", "silent")
+    if call.status == "ok":
+        step.state["counted"] = True
         turn["over"] = True
         next_call(step)

@@ -31,6 +31,7 @@ NAMES = {
 _SHELL = "run_shell_command"
 _READS = ("read_file", "read_many_files", "glob", "grep_search", "search_file_content", "list_directory")
 _WRITES = ("write_file", "replace")
+_CHANGES = (*_WRITES, _SHELL, "web_fetch", "google_web_search", "list_background_processes", "read_background_output")
 # They need somebody at the terminal, change how it works, or write where the next start would read.
 _NEVER = ("ask_user", "enter_plan_mode", "exit_plan_mode", "save_memory", "activate_skill", "invoke_agent")
 _SIDE_JOBS: dict[str, tuple[str, ...]] = {
@@ -176,20 +177,16 @@ def renamed(ctx: LaunchContext) -> LaunchContext:
 def rules(ctx: LaunchContext) -> str:
     """The policy; of the rules that match, the one with the highest priority holds. An administrator's stands above all
     that a project or a home says."""
-    out = [_rule("deny", 999, tool=_NEVER), _rule("allow", 700, tool="*", mcp=HOST_SERVER)]
-    match ctx.permissions:
-        case "full":
-            out.append(_rule("allow", 1, tool="*"))
-        case "ask":
-            out.append(_rule("ask_user", 1, tool="*"))
-        case "edit":
-            out += [_rule("deny", 1, tool="*"), _rule("allow", 500, tool=_WRITES)]
-        case "read-only":
-            out.append(_rule("deny", 1, tool="*"))
-    if ctx.permissions != "full":
-        out.append(_rule("allow", 500, tool=_READS))
-    if ctx.permissions in ("edit", "read-only") and ctx.confined:
-        out.append(_rule("allow", 500, tool=(_SHELL,)))
+    out = [_rule("deny", 999, tool=_NEVER)]
+    if ctx.permissions == "full":
+        out.append(_rule("allow", 1, tool="*"))
+    else:
+        # What is not named is asked for: under "edit" and "read-only" of hostler, which allows the app's own tools only.
+        out += [_rule("ask_user", 1, tool="*"), _rule("allow", 500, tool=_READS)]
+    if ctx.permissions in ("edit", "read-only"):
+        free = (*(_WRITES if ctx.permissions == "edit" else ()), *((_SHELL,) if ctx.confined else ()))
+        out.append(_rule("deny", 500, tool=[tool for tool in _CHANGES if tool not in free]))
+        out += [_rule("allow", 500, tool=free)] if free else []
     out += [_given("allow", 800, rule) for rule in ctx.allow]
     out += [_given("deny", 900, rule) for rule in (*ctx.deny, *ctx.disable_tools)]
     return "\n".join(out)
@@ -214,12 +211,9 @@ def _rule(
     priority: int,
     *,
     tool: str | Iterable[str],
-    mcp: str | None = None,
     regex: tuple[str, str] | None = None,
 ) -> str:
     lines = ["[[rule]]", f"toolName = {json.dumps(tool if isinstance(tool, str) else list(tool))}"]
-    if mcp is not None:
-        lines.append(f"mcpName = {json.dumps(mcp)}")
     if regex is not None:
         lines.append(f"{regex[0]} = {json.dumps(regex[1])}")
     lines += [f"decision = {json.dumps(decision)}", f"priority = {priority}"]

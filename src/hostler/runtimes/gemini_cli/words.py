@@ -81,9 +81,12 @@ def _given(update: dict[str, Any]) -> dict[str, Any]:
 
 
 def cut(message: dict[str, Any]) -> bool:
-    """Whether a prompt failed because the model's answer broke off: not the model said so, but the connection. What was
-    asked is forgotten then, but for the work of tools."""
-    return obj(message.get("error")).get("message") in ("terminated", "fetch failed", "socket hang up")
+    """Whether the answer to a prompt shows that the model's broke off: the connection failed, or no tokens were counted.
+    What was asked is forgotten then, but for the work of tools."""
+    if "error" in message:
+        return obj(message["error"]).get("message") in ("terminated", "fetch failed", "socket hang up")
+    quota = obj(obj(obj(message.get("result")).get("_meta")).get("quota"))
+    return bool(quota) and not any(obj(quota.get("token_count")).values())
 
 
 def failure(message: dict[str, Any]) -> ErrorInfo:
