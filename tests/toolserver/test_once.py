@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.programs import ALL, CODEX, FAKE_PROGRAM, Program, ids
+from tests.sessions.programs import ALL, CODEX, FAKE_PROGRAM, GEMINI, Program, ids
 from tests.toolserver.app import pay, who
 from tests.toolserver.test_tools import APP, calling, told
 
@@ -222,7 +222,7 @@ def test_large_results_are_files_and_arguments_may_be_large(program: Program, mo
         assert file.path.startswith("/artifacts/tool-results/table/")
         assert json.loads(session.artifacts.read(file.path)) == rows
         assert session.files.read("seen.txt").decode() == f"{session.key} None"
-        letters = 1_000_000 if program is CODEX else 10_000_000  # it can ten, in as many seconds
+        letters = 1_000_000 if program in (CODEX, GEMINI) else 10_000_000  # it can ten, in as many seconds
         assert told(run("size", {"text": "x" * letters})) == [(str(letters), False)]
 
 

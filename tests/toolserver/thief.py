@@ -29,8 +29,6 @@ def found() -> tuple[str, str]:
             return re.findall(r"http://[^\"]*/hostler/tools", config)[0], env["HOSTLER_TOOL_KEY"]
         if "--tool-url" in line:
             return line[line.index("--tool-url") + 1], env["FAKE_TOOL_TOKEN"]
-        if "GOOGLE_GEMINI_BASE_URL" in env:  # it is told of the server with the session, on its stdin
-            raise SystemExit("no token found")
         if "PI_CODING_AGENT_DIR" in env:
             text = Path(env["HOME"]).parent.joinpath("launch", "pi", "hostler.js").read_text()
             server = json.loads(text.partition("= ")[2].partition(";\n")[0])["servers"]["host"]["config"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ _SHELL = re.compile(
     r"Output: (?P<output>.*?)(?P<end>(?:\n(?:Error|Exit Code|Signal|Background PIDs|Process Group PGID): [^\n]*)*)",
     re.DOTALL,
 )
+_RESPONSE = " with response: "
 _EXIT = re.compile(r"^Exit Code: (-?\d+)$", re.MULTILINE)
 _LENGTH = re.compile(r"token count|context window|too long", re.IGNORECASE)
 
@@ -44,21 +46,36 @@ def plain(update: dict[str, Any]) -> dict[str, Any]:
         out["rawInput"] = given
     if update.get("sessionUpdate") == "tool_call_update":
         out["sessionUpdate"] = "tool_call"
+    text = "".join(str(obj(part.get("content")).get("text") or "") for part in objs(update.get("content")))
     if update.get("kind") == "execute" and update.get("status") == "completed":
-        out |= _printed(update)
+        out |= _printed(text)
+    elif update.get("status") == "failed" and text.startswith("MCP tool "):
+        out["content"] = [_said(_reported(text))]
     return out
 
 
-def _printed(update: dict[str, Any]) -> dict[str, Any]:
+def _said(text: str) -> dict[str, Any]:
+    return {"type": "content", "content": {"type": "text", "text": text}}
+
+
+def _reported(text: str) -> str:
+    """What an MCP server said of its failure, out of what Gemini CLI makes of it."""
+    try:
+        answers = objs(json.loads(text.rpartition(_RESPONSE)[2]))
+    except (ValueError, RecursionError):
+        return text
+    told = [obj(obj(answer.get("functionResponse")).get("response")).get("content") for answer in answers]
+    return "\n".join(str(part.get("text") or "") for parts in told for part in objs(parts)) or text
+
+
+def _printed(text: str) -> dict[str, Any]:
     """What a shell command printed and how it ended, of what the model is told of both."""
-    text = "".join(str(obj(part.get("content")).get("text") or "") for part in objs(update.get("content")))
     if not (found := _SHELL.fullmatch(text)):
         return {}
     output = "" if found["output"] == "(empty)" else found["output"]
     code = _EXIT.search(found["end"])
     ended = int(code[1]) if code else None if "\nSignal: " in found["end"] else 0
-    said = {"type": "content", "content": {"type": "text", "text": output}}
-    return {"content": [said], "rawOutput": {"output": output, "metadata": {"exit": ended}}}
+    return {"content": [_said(output)], "rawOutput": {"output": output, "metadata": {"exit": ended}}}
 
 
 def tool_of(call: str) -> str:
