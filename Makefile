@@ -2,13 +2,14 @@
 # make test    the quick suite, with linting and types
 # make soak    the long counts
 # make bench   the benchmarks
+# make conformance   what each program can do: every row with the real programs, and the table in the README
 
 PYTHON ?= python3
 VENV ?= .venv
 HARNESS ?= codex
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint soak bench faces bubblewrap containers clean
+.PHONY: demo test lint soak bench conformance faces bubblewrap containers clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hostler demo --harness $(HARNESS)
@@ -24,10 +25,13 @@ lint: $(VENV)/.dev
 	$(BIN)/python scripts/generate_faces.py --check
 
 soak: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready bubblewrap containers
-	HOSTLER_SOAK=1 timeout --signal=INT 3600 $(BIN)/pytest -n 2 --dist loadgroup -m "soak or longer"
+	HOSTLER_SOAK=1 timeout --signal=INT 7200 $(BIN)/pytest -n 2 --dist loadgroup -m "soak or longer"
 
 bench: $(VENV)/.dev $(VENV)-peer/.ready .programs/.ready bubblewrap containers
 	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" $(BIN)/python benchmarks/run.py
+
+conformance: $(VENV)/.dev .programs/.ready bubblewrap
+	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" $(BIN)/python -m hostler.testing.conformance --all --write README.md
 
 faces: $(VENV)/.dev
 	$(BIN)/python scripts/generate_faces.py
@@ -41,7 +45,7 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable ".[claude,codex,litellm,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[claude,codex,litellm,deepagents,dev]"
 	touch $@
 
 # The real LiteLLM gateway holds some of our packages at older versions: it lives in an environment of its own.
@@ -51,12 +55,13 @@ $(VENV)-litellm/.ready:
 	$(VENV)-litellm/bin/python -m pip install --quiet "litellm[proxy]>=1.100"
 	touch $@
 
-# The agent programs that are no Python packages; the tests look for them here first. Pi needs a newer Node than many
+# The agent programs that are no Python packages; the tests look for them here first. Some need a newer Node than many
 # systems have, so one is installed with them.
-PROGRAMS := "opencode-ai@1" "node@24" "@earendil-works/pi-coding-agent@1" "@google/gemini-cli@0.61"
+PROGRAMS := "opencode-ai@1" "node@24" "@agentclientprotocol/claude-agent-acp@0.101" "@zed-industries/codex-acp@0.16" \
+  "@qwen-code/qwen-code@0.24" "@earendil-works/pi-coding-agent@1" "@google/gemini-cli@0.61"
 .programs/.ready: Makefile
 	npm install --prefix .programs --no-save --no-audit --no-fund --loglevel=error $(PROGRAMS)
-	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" sh -ec 'for it in opencode pi gemini; do $$it --version; done'
+	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" sh -ec 'for it in opencode qwen pi gemini; do $$it --version; done; command -v claude-agent-acp; command -v codex-acp'
 	touch $@
 
 # The sandbox. Where it can neither be found nor installed its tests are skipped, which CI does not let pass.
@@ -81,7 +86,7 @@ containers: $(VENV)/.dev .programs/.ready
 	  else \
 	    echo "not all of $(CONTAINERS) are installed, and only root can do it with apt-get: their tests are skipped"; \
 	  fi; fi
-	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" $(BIN)/python -m tests.containers.daemons
+	$(BIN)/python -m tests.containers.daemons
 
 # The peer that the benchmarks compare with.
 $(VENV)-peer/.ready:

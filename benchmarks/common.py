@@ -381,15 +381,24 @@ class Peer:
 
 @contextlib.contextmanager
 def peer(
-    name: str, models: str, at: Path, *, program: str | None = None, workdir: Path | None = None
+    name: str,
+    models: str,
+    at: Path,
+    *,
+    program: str | None = None,
+    workdir: Path | None = None,
+    image: str | None = None,
+    gateway: str = "",
 ) -> Iterator[Peer]:
-    """litellm's session with the same program (or with ``program`` in its place), ready for its second turn."""
+    """litellm's session with the same program (or with ``program`` in its place), ready for its second turn; in a container
+    of ``image``, which reaches this machine at ``gateway``, when one is given."""
     python = peer_python()
     assert python is not None
     work = workdir or at / "work"
     work.mkdir(parents=True, exist_ok=True)
     env = peer_environment(name, at, program)
     job = {"harness": name, "workdir": str(work), "model": f"litellm_proxy/{MODELS[name]}", "base": models, "key": KEY}
+    job |= {"image": image, "gateway": gateway}
     with process([python, str(Path(__file__).with_name("peer.py")), json.dumps(job)], env) as lines:
         session = Peer(lines)
         session.turn()

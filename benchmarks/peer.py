@@ -10,14 +10,18 @@ import time
 from typing import Any
 
 from litellm import Harness, sandbox
-from litellm.harness import Done, Text, aagent_session
+from litellm.harness import Done, Text, aagent_session, endpoint
 
 
 async def main() -> None:
     job: dict[str, Any] = json.loads(sys.argv[1])
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what litellm prints is not ours
-    box = sandbox.local(job["workdir"])
+    if image := job["image"]:
+        endpoint.HARNESS_ENDPOINT_HOST = job["gateway"]  # else no container reaches it
+        box = sandbox.docker(image, env={"IS_SANDBOX": "1"})  # else the image's root is refused
+    else:
+        box = sandbox.local(job["workdir"])
     options = {"model": job["model"], "api_base": job["base"], "api_key": job["key"]}
     async with aagent_session(Harness(job["harness"]), sandbox=box, **options) as session:
         while line := await asyncio.to_thread(sys.stdin.readline):

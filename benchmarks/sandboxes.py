@@ -1,4 +1,5 @@
-"""What a sandbox costs: its start, a command in a living one, a turn; snapshots of large workspaces."""
+"""What a sandbox costs: its start, a command in a living one, a turn, in bubblewrap and in containers; snapshots of large
+workspaces."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from typing import Any
 
 from common import KEY, Pair, Row, difference_ms, folder, interleaved, model_server, ms, print_table, row
 
+import containers
 import hostler
 from hostler import sandbox
 from hostler.sandboxes import probe
@@ -149,6 +151,7 @@ def rows(quick: bool) -> Iterator[Row]:
             yield start(models, state, 4 if quick else 30)
             yield exec_in_a_live_one(models, state, 50 if quick else 500)
             yield turn(models, state, 20 if quick else 200)
+    yield from containers.rows(quick)
     for files in (5_000,) if quick else (5_000, 100_000):
         yield from snapshot(files, 2 if quick else 10)
 

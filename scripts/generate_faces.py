@@ -33,6 +33,7 @@ from .session import SessionCore
 from .stream import Stream, open_stream
 from .types.events import Approval
 from .types.options import OptionsDict
+from .types.questions import Answers
 from .types.result import FileEntry, FileRef, Persistence, Result, Usage
 from .types.state import State
 

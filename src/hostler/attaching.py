@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import mimetypes
 import re
+import stat
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -16,8 +18,9 @@ from . import portal
 from .messages import File, Message
 from .session import SessionCore
 from .store import spoken
-from .types.errors import CapabilityUnsupported, HarnessError
+from .types.errors import CapabilityUnsupported, HarnessError, PathError
 from .types.result import FileRef
+from .workspace.roots import Roots
 
 FOLDER = "/session/user-input"
 Fetch = Callable[[str], Any]
@@ -58,7 +61,7 @@ async def attach(
         for index, part in enumerate(parts):
             if not isinstance(part, File) or message.role != "user":
                 continue
-            path = _path(message, part, taken)
+            path = _path(message, part, taken, live.roots)
             before = known.get(path)
             if before is None or before[0] != part.digest or restage:
                 data, media_type = await _content(part, fetch, live.host.settings.tool_timeout, loop)
@@ -98,16 +101,25 @@ async def _content(
     return bytes(data), file.media_type or media_type
 
 
-def _path(message: Message, file: File, taken: dict[str, str]) -> str:
-    """Where the file goes; two files of one call with the same name and different contents go apart."""
+def _path(message: Message, file: File, taken: dict[str, str], roots: Roots) -> str:
+    """Where the file goes; two files of one call with the same name and different contents go apart, and none goes where
+    the agent has made a folder."""
     folder = f"{FOLDER}/{_folder(message)}"
     name, dot, ending = _name(file).rpartition(".")
-    for number in range(1, len(taken) + 2):
+    for number in itertools.count(1):
         mark = "" if number == 1 else f"-{number}"
         path = f"{folder}/{name}{mark}{dot}{ending}" if dot and name else f"{folder}/{ending}{mark}"
-        if taken.setdefault(path, file.digest) == file.digest:
+        if taken.setdefault(path, file.digest) == file.digest and not _is_folder(roots, path):
             return path
-    raise AssertionError("more names than files")
+    raise AssertionError("numbers end")
+
+
+def _is_folder(roots: Roots, path: str) -> bool:
+    root, name = roots.resolve(path)
+    try:
+        return stat.S_ISDIR(root.lstat(name).st_mode)
+    except (OSError, PathError):
+        return False  # writing there says why not
 
 
 def _folder(message: Message) -> str:

@@ -17,6 +17,7 @@ from .session import SessionCore
 from .stream import Stream, open_stream
 from .types.events import Approval
 from .types.options import OptionsDict
+from .types.questions import Answers
 from .types.result import FileEntry, FileRef, Persistence, Result, Usage
 from .types.state import State
 
@@ -173,15 +174,20 @@ class Session:
         """The async twin of `approvals`."""
         return await portal.arun(self._core.approvals())
 
-    def answer(self, id: str, allow: bool, reason: str | None = None, always: bool = False) -> None:
+    def answer(
+        self, id: str, allow: bool, reason: str | None = None, always: bool = False, *, answers: Answers | None = None
+    ) -> None:
         """Answer an Approval of the running turn, whichever process runs it. ``always``: for good, so that the session
-        does not ask again for the same tool (for a shell command: for the same command). Raises HarnessError when it
-        is not open."""
-        return portal.run(self._core.answer(id, allow, reason, always))
+        does not ask again for the same tool (for a shell command: for the same command). ``answers``: to its questions,
+        a text, or ``{id: text}`` when there are several; a list of texts where several choices may be taken. Raises
+        HarnessError when it is not open, ValueError for an answer that answers something else."""
+        return portal.run(self._core.answer(id, allow, reason, always, answers=answers))
 
-    async def aanswer(self, id: str, allow: bool, reason: str | None = None, always: bool = False) -> None:
+    async def aanswer(
+        self, id: str, allow: bool, reason: str | None = None, always: bool = False, *, answers: Answers | None = None
+    ) -> None:
         """The async twin of `answer`."""
-        return await portal.arun(self._core.answer(id, allow, reason, always))
+        return await portal.arun(self._core.answer(id, allow, reason, always, answers=answers))
 
     @property
     def files(self) -> Files:

@@ -48,6 +48,7 @@ from .types.events import (
     ToolResult,
 )
 from .types.options import Options, OptionsDict
+from .types.questions import Choice, Question
 from .types.result import ErrorInfo, FileEntry, FileRef, Persistence, Result, Usage
 from .types.runtime import AcpAgent, Capabilities, Harness, acp_agent
 from .types.state import State
@@ -63,6 +64,7 @@ __all__ = [
     "Capabilities",
     "CapabilityUnsupported",
     "CheckedOut",
+    "Choice",
     "Committed",
     "Compaction",
     "Done",
@@ -89,6 +91,7 @@ __all__ = [
     "PersistenceConflict",
     "PersistenceError",
     "PersistenceFailed",
+    "Question",
     "Reasoning",
     "Record",
     "Result",

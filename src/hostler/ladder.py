@@ -30,13 +30,14 @@ from .types.errors import (
     SessionLost,
     StateIncompatible,
 )
+from .types.events import Notice
 from .types.rules import is_about
 from .types.runtime import Folded, Launch, LaunchContext, Runtime
 from .types.sandbox import Enclosure, Folders, Job, Sandbox
 from .workspace import SessionDirs, native
 from .workspace.blobs import Blobs
-from .workspace.confined import Root, make_folder
-from .workspace.roots import VIRTUAL, Roots
+from .workspace.confined import Root, clear_folder, make_folder
+from .workspace.roots import Names
 
 MARK = "HOSTLER_RUN"
 ARTIFACTS = "HOSTLER_ARTIFACTS"
@@ -96,11 +97,14 @@ class Place:
     spool_limit: int
 
     @property
+    def inside(self) -> Folders:
+        """The session's folders as the program sees them."""
+        return self.sandbox.inside(self.dirs.folders(self.sandbox.root))
+
+    @property
     def skills(self) -> str | None:
         """The folder of the session's skills, as the program sees it; None when it has none."""
-        if not self.rules.get("skills"):
-            return None
-        return "/skills" if self.sandbox.workdir == VIRTUAL else self.dirs.skills
+        return self.inside.skills if self.rules.get("skills") else None
 
     @property
     def schema_at(self) -> Literal["launch", "prompt"] | None:
@@ -118,8 +122,7 @@ class Place:
     @property
     def folders(self) -> tuple[str, ...]:
         """The persistent dirs that the program may write, as it sees them."""
-        there = "/persistent" if self.sandbox.workdir == VIRTUAL else self.dirs.persistent
-        return tuple(f"{there}/{name}" for name in self._persistent(read_only=False))
+        return tuple(f"{self.inside.persistent}/{name}" for name in self._persistent(read_only=False))
 
     @property
     def readonly(self) -> tuple[str, ...]:
@@ -195,6 +198,7 @@ class Launched:
     progress: Progress
     resumed: str | None
     branch: Branch | None = None
+    notices: tuple[Notice, ...] = ()
 
     def stored(self) -> dict[str, Any]:
         return {
@@ -233,8 +237,10 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
     mark = secrets.token_hex(16)
     inside = await asyncio.to_thread(_enclose, place, argv)
     folders = inside.folders
+    listener = inside.listener
     # Where the program has a network of its own, the keeper's init binds its model's address in there.
-    listener = None if inside.model_port else socket.create_server(("127.0.0.1", 0), backlog=128)
+    if listener is None and not inside.model_port:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     try:
         port = inside.model_port if listener is None else listener.getsockname()[1]
         url = f"http://127.0.0.1:{port}"
@@ -284,6 +290,7 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
             model_port=inside.model_port,
             groups=inside.groups,
             enclosed=bool(inside.wrap),
+            far=inside.far,
         )
         try:
             address = await keeper.start(spec, listener)
@@ -294,7 +301,7 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
             listener.close()
     resumed = "native" if native_id else "replayed" if fresh else None
     progress = begun(runtime.codec, folded)
-    return Launched(address, token, tool_token, place.fingerprint(), progress, resumed, branch)
+    return Launched(address, token, tool_token, place.fingerprint(), progress, resumed, branch, inside.notices)
 
 
 async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) -> Program:
@@ -398,8 +405,9 @@ def _project_code(place: Place) -> str | None:
 def _instructions(place: Place) -> str | None:
     """The caller's, and those of skills and of the project where the program does not read them itself."""
     given = place.rules["instructions"]
-    if given and place.sandbox.workdir != VIRTUAL:  # a program that does not see the folders under their names
-        given = Roots(place.dirs.workspace(place.sandbox.root).mounts).translated(given)
+    names = Names.of(place.inside)
+    if given and names is not None:  # a program that does not see the folders under their names
+        given = names.translated(given)
     parts = [given, place.offered]
     for name in place.runtime.project_instructions:
         with contextlib.suppress(OSError, PathError):
@@ -411,13 +419,10 @@ def _instructions(place: Place) -> str | None:
 def _write_files(dirs: SessionDirs, inside: Folders, plan: Launch) -> None:
     """The program's configuration anew; what an agent left in its place is gone before. The plan's paths are those of
     ``inside``."""
-    for base, path in (
-        (dirs.root, os.path.basename(dirs.launch)),
-        *((dirs.home, os.path.relpath(p, inside.home)) for p in plan.clear),
-    ):
+    for path in plan.clear:
         with contextlib.suppress(FileNotFoundError):
-            Root(base).remove(path)
-    os.makedirs(dirs.launch, mode=0o700, exist_ok=True)
+            Root(dirs.home).remove(os.path.relpath(path, inside.home))
+    clear_folder(dirs.launch)
     for path, text in plan.files.items():
         for seen, base in ((inside.home, dirs.home), (inside.launch, dirs.launch)):
             if path.startswith(seen + os.sep):
@@ -426,10 +431,11 @@ def _write_files(dirs: SessionDirs, inside: Folders, plan: Launch) -> None:
         else:
             raise ValueError(f"A runtime wants to write {path}, outside its home and its files_dir.")
     for path, target in plan.links.items():
-        if not path.startswith(dirs.launch + os.sep):
+        if not path.startswith(inside.launch + os.sep):
             raise ValueError(f"A runtime wants to link {path}, outside its files_dir.")
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        os.symlink(target, path)
+        link = os.path.join(dirs.launch, os.path.relpath(path, inside.launch))
+        os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
+        os.symlink(target, link)
 
 
 def _address(program: Mapping[str, Any]) -> KeeperAddress:

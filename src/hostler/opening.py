@@ -23,7 +23,7 @@ from .persistent.memory import remember_tool
 from .persistent.rules import completed
 from .rules import refuse_unheld
 from .runtimes import runtime_for
-from .sandbox import auto
+from .sandbox import Docker, auto
 from .sandboxes.choice import MADE_WITHOUT, recipe_of
 from .sandboxes.choice import again as same_again
 from .session import SessionCore
@@ -35,6 +35,7 @@ from .types.sandbox import Sandbox
 from .types.state import State
 from .workspace import SessionDirs, Workspace, check_apart
 from .workspace.blobs import Blobs
+from .workspace.roots import VIRTUAL
 
 if TYPE_CHECKING:
     from .faces import Artifacts, Files
@@ -102,7 +103,6 @@ async def make(
     runtime = runtime_for(harness)
     refuse_unheld(runtime, options, confined=True)
     dirs = SessionDirs.of(host.data_dir, key)
-    tools = await _tools(options, dirs, runtime)
     sandbox, owned = await _sandbox(options.sandbox, dirs, host)
     refuse_unheld(runtime, options, confined=sandbox.confined)
     if dirs.used and await host.store.read(lambda conn: queries.find_session(conn, key)) is None:
@@ -110,6 +110,10 @@ async def make(
             f"The store does not know session {key!r}, but {dirs.root} holds the history of its program: the store has lost "
             "it, or was replaced. Put the store back from a copy; or remove that folder (hostler gc) to begin anew."
         )
+    if isinstance(sandbox, Docker):
+        await asyncio.to_thread(sandbox.prepare, options.permissions)
+        dirs = dirs.move(sandbox.places)
+    tools = await _tools(options, dirs, runtime)
     rules = {**options.rules(), _SANDBOX: recipe_of(sandbox), **own}
     if isinstance(harness, AcpAgent):
         rules[_COMMAND] = list(harness.command)
@@ -235,6 +239,8 @@ async def _sandbox(given: Any, dirs: SessionDirs, host: Host) -> tuple[Sandbox, 
     made = await _made(given, dirs.workspace(), host.settings.start_timeout)
     if not _is_sandbox(made):
         raise SandboxError(f"The sandbox factory {given!r} gave {made!r}, which is not a sandbox.")
+    if isinstance(made, Docker):
+        made.own = True
     check_apart(host.data_dir, made.root)
     return made, os.path.realpath(made.root) == os.path.realpath(dirs.session)
 
@@ -287,9 +293,14 @@ async def _same_sandbox(options: Options, row: Row[Any], dirs: SessionDirs, host
             f"agent_resume works in {sandbox.root}."
         )
     given = recipe_of(sandbox)
-    if (recipe["kind"] == "local") != (given["kind"] == "local"):
+    if _names(recipe) != _names(given):
         raise StateIncompatible(
             f"Session {row.key!r} was made in a sandbox of kind {recipe['kind']!r}, where its folders have other names than "
             f"in {given['kind']!r}; its program would not find its conversation. Resume it without sandbox=."
         )
     return sandbox
+
+
+def _names(recipe: Mapping[str, Any]) -> str | None:
+    """What a program in this sandbox calls its working directory; None where it has no other name inside."""
+    return None if recipe["kind"] == "local" else recipe.get("workdir", VIRTUAL)

@@ -24,7 +24,7 @@ from .options import options_of
 from .rules import check_key, refuse_unheld
 from .runtimes import runtime_for
 from .session import SessionCore, TurnSource
-from .store import queries
+from .store import inbox, queries
 from .types.errors import SessionLost, StateIncompatible
 from .types.options import HarnessOptions
 from .types.result import Usage
@@ -176,13 +176,13 @@ class SessionsCore:
         """All sessions of the host, the last used first."""
         host = await self._profile.host.open()
         rows = await host.store.read(queries.list_sessions)
-        waiting = await host.store.read(queries.all_open_turns)
+        waiting = await host.store.read(inbox.all_open_turns)
         return tuple(_info(row, waiting.get(row.id, ())) for row in rows)
 
     async def status(self, id: str) -> SessionInfo:
         """What the store says of one session; starts nothing. Raises SessionLost when there is none."""
         host, row = await self._row(id)
-        waiting = await host.store.read(lambda conn: queries.open_turns(conn, row.id))
+        waiting = await host.store.read(lambda conn: inbox.open_turns(conn, row.id))
         return _info(row, tuple((turn.id, turn.status) for turn in waiting))
 
     async def delete(self, id: str) -> None:
@@ -205,7 +205,7 @@ class SessionsCore:
     async def cancel(self, id: str, turn: str | None = None) -> None:
         """Ask for the end of one accepted turn, or of all; they get their `Done` wherever they run or wait."""
         host, row = await self._row(id)
-        await host.store.write(lambda conn: queries.request_stop(conn, row.id, turn, "cancelled"))
+        await host.store.write(lambda conn: inbox.request_stop(conn, row.id, turn, "cancelled"))
         if (live := host.sessions.get(row.id)) is not None:
             await live.stop_turn(turn, "cancelled")
 
@@ -250,7 +250,7 @@ async def begin(
         core.ephemeral = session is None
         try:
             store = core.live.host.store
-            known = await store.read(lambda conn: queries.get_turn(conn, turn)) if turn is not None else None
+            known = await store.read(lambda conn: inbox.get_turn(conn, turn)) if turn is not None else None
             said = await ready(
                 incoming,
                 core,

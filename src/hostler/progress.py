@@ -34,6 +34,7 @@ from .types.runtime import (
     Send,
     StepStarted,
     Unfit,
+    Withhold,
 )
 
 _STDERR = 4096  # bytes of the program's stderr that are kept for errors
@@ -69,6 +70,8 @@ class Progress:
     frame: int = 0
     masking: Mapping[str, Any] = field(default_factory=dict)
     asked_again: bool = False
+    begun: int = 0  # the frame in which the program was given the open turn's prompt
+    withheld: bool = False  # model calls wait for what the program has to say first
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -84,6 +87,8 @@ class Progress:
             "frame": self.frame,
             "masking": self.masking,
             "asked_again": self.asked_again,
+            "begun": self.begun,
+            "withheld": self.withheld,
         }
 
     @classmethod
@@ -100,6 +105,8 @@ class Progress:
             data["frame"],
             data["masking"],
             data.get("asked_again", False),
+            data.get("begun", 1 if data["turn"] else 0),
+            data.get("withheld", False),
         )
 
 
@@ -125,7 +132,8 @@ def advance(codec: Codec, progress: Progress, item: Item) -> Step:
     read = progress.frame
     if isinstance(item, Frame):
         if item.kind == "in":
-            progress = replace(progress, owed=tuple(s for s in progress.owed if s.key != item.key))
+            begun = item.no if item.key == progress.turn else progress.begun
+            progress = replace(progress, owed=tuple(s for s in progress.owed if s.key != item.key), begun=begun)
         elif item.kind == "err":
             progress = replace(progress, stderr=(progress.stderr + item.data)[-_STDERR:])
         elif item.kind == "exit":
@@ -144,7 +152,7 @@ def advance(codec: Codec, progress: Progress, item: Item) -> Step:
         folded = Folded(progress.codec)
     else:
         if isinstance(item, Prompt):
-            progress = replace(progress, turn=item.turn, steps=0, stop=None, asked_again=False)
+            progress = replace(progress, turn=item.turn, steps=0, stop=None, asked_again=False, begun=0, withheld=False)
         folded = codec.encode(progress.codec, item)
     return _sorted(replace(progress, frame=read, codec=folded.state, owed=progress.owed + folded.sends), folded)
 
@@ -162,6 +170,8 @@ def _sorted(progress: Progress, folded: Folded) -> Step:
                 native_id = event.native_id
             case StepStarted():
                 progress = replace(progress, steps=progress.steps + 1)
+            case Withhold(on):
+                progress = replace(progress, withheld=on)
             case Unfit():
                 unfit = event.message
             case In():

@@ -18,26 +18,29 @@ def refuse_unheld(runtime: Runtime, options: Options, *, confined: bool) -> None
     or not."""
     can = runtime.capabilities
     rules = {option: _for_program(options, option) for option in ("allow", "deny", "disable_tools")}
-    wrong = None
+    wrong = why = None
     if options.permissions not in can.permissions and not (confined and options.permissions in _BY_MOUNTS):
         wrong = f"permissions={options.permissions!r} (it can hold: {', '.join(map(repr, can.permissions))})"
-    for name, given, able in (
-        ("on_approval", options.on_approval is not None, can.approvals),
-        ("tools", bool(options.tools), can.tools),
-        ("instructions", options.instructions is not None, can.instructions),
-        ("mcp_servers", bool(options.mcp_servers), can.mcp_servers),
-        ("disable_tools", bool(rules["disable_tools"]), can.disable_tools),
-        ("allow", bool(rules["allow"]), can.allow_deny),
-        ("deny", bool(rules["deny"]), can.allow_deny),
-        ("effort", options.effort is not None, can.effort),
-        ("max_turns", options.max_turns is not None, can.max_turns),
+        why = can.reasons.get(options.permissions)
+    for name, field, given in (
+        ("on_approval", "approvals", options.on_approval is not None),
+        ("tools", "tools", bool(options.tools)),
+        ("instructions", "instructions", options.instructions is not None),
+        ("mcp_servers", "mcp_servers", bool(options.mcp_servers)),
+        ("disable_tools", "disable_tools", bool(rules["disable_tools"])),
+        ("allow", "allow_deny", bool(rules["allow"])),
+        ("deny", "allow_deny", bool(rules["deny"])),
+        ("effort", "effort", options.effort is not None),
+        ("max_turns", "max_turns", options.max_turns is not None),
     ):
-        if given and not able:
-            wrong = wrong or name
+        if wrong is None and given and not getattr(can, field):
+            wrong, why = name, can.reasons.get(field)
     for option, written in rules.items():
         wrong = wrong or _misnamed(runtime, option, written)
     if wrong:
-        raise CapabilityUnsupported(f"{runtime.name} cannot hold {wrong}. Leave it out, or choose another program.")
+        raise CapabilityUnsupported(
+            f"{runtime.name} cannot hold {wrong}{f': {why}' if why else ''}. Leave it out, or choose another program."
+        )
 
 
 def _for_program(options: Options, option: str) -> list[str]:

@@ -1,10 +1,11 @@
-"""The sandboxes that callers choose from: `sandbox.auto`, `sandbox.bubblewrap`, `sandbox.local`."""
+"""The sandboxes that callers choose from: `sandbox.auto`, `sandbox.bubblewrap`, `sandbox.docker`, `sandbox.local`."""
 
 from __future__ import annotations
 
 from .sandboxes.bubblewrap import Bubblewrap, bubblewrap
 from .sandboxes.choice import auto
+from .sandboxes.docker import Docker, docker
 from .sandboxes.limits import Limits
 from .sandboxes.local import Local, local
 
-__all__ = ["Bubblewrap", "Limits", "Local", "auto", "bubblewrap", "local"]
+__all__ = ["Bubblewrap", "Docker", "Limits", "Local", "auto", "bubblewrap", "docker", "local"]

@@ -21,11 +21,12 @@ from .options import read_options
 from .output import Output, checked, held
 from .persistent.dirs import Merge
 from .rules import check_key, refuse_unheld
-from .store import queries, spoken
-from .store.queries import Turn
+from .store import inbox, queries, spoken
+from .store.inbox import Turn
 from .types.errors import CapabilityUnsupported, SessionClosed
 from .types.events import Approval, Done, Record, TurnEvent, is_turn_event
 from .types.options import OptionsDict
+from .types.questions import Answers
 from .types.result import Persistence, Result, Usage
 from .types.state import State
 from .workspace import native
@@ -173,7 +174,7 @@ class SessionCore:
     async def cancel(self) -> None:
         """End the running turn and those that wait, wherever they run. Returns when they have their `Done`."""
         live = self._live
-        waiting = await live.host.store.read(lambda conn: queries.open_turns(conn, live.id))
+        waiting = await live.host.store.read(lambda conn: inbox.open_turns(conn, live.id))
         await live.stop_turn(None, "cancelled")
         for turn in waiting:
             follower = live.host.journal.follow(live.id, turn.first - 1, turn.id)
@@ -285,11 +286,20 @@ class SessionCore:
         """The questions of the running turn that nobody has answered, whichever process runs it."""
         return [bind(self._live, approval) for approval in await self._live.approvals()]
 
-    async def answer(self, id: str, allow: bool, reason: str | None = None, always: bool = False) -> None:
+    async def answer(
+        self,
+        id: str,
+        allow: bool,
+        reason: str | None = None,
+        always: bool = False,
+        *,
+        answers: Answers | None = None,
+    ) -> None:
         """Answer an Approval of the running turn, whichever process runs it. ``always``: for good, so that the session
-        does not ask again for the same tool (for a shell command: for the same command). Raises HarnessError when it
-        is not open."""
-        await self._live.answer(id, allow, reason, always=always)
+        does not ask again for the same tool (for a shell command: for the same command). ``answers``: to its questions,
+        a text, or ``{id: text}`` when there are several; a list of texts where several choices may be taken. Raises
+        HarnessError when it is not open, ValueError for an answer that answers something else."""
+        await self._live.answer(id, allow, reason, always=always, answers=answers)
 
     def _check_open(self) -> None:
         if self._left is not None:
@@ -361,7 +371,7 @@ class TurnSource:
 
 def _steered(conn: Connection, id: str) -> Turn:
     """The turn that was steered. Its transcript, as callers send it, need not say where."""
-    turn = queries.get_turn(conn, id)
+    turn = inbox.get_turn(conn, id)
     assert turn is not None
     spoken.note(conn, turn.session, turn.first, None)
     return turn
@@ -370,8 +380,8 @@ def _steered(conn: Connection, id: str) -> Turn:
 def bind(live: LiveSession, approval: Approval) -> Approval:
     """The Approval with its ``allow`` and ``deny`` at work, for sync and async callers."""
 
-    async def on_engine(allow: bool, reason: str | None, always: bool) -> None:
-        await live.answer(approval.id, allow, reason, always=always)
+    async def on_engine(allow: bool, reason: str | None, always: bool, answers: Answers | None) -> None:
+        await live.answer(approval.id, allow, reason, always=always, answers=answers)
 
     return replace(approval, answer=lambda *given: portal.either(on_engine(*given)))
 

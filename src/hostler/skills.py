@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -14,7 +13,7 @@ from typing import Any
 from .types.errors import PathError, SandboxError
 from .types.result import FileEntry
 from .workspace.blobs import Blobs
-from .workspace.confined import Root, make_folder, split
+from .workspace.confined import Root, clear_folder, split
 
 MANUAL = "SKILL.md"
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -177,10 +176,7 @@ def keep(skills: Iterable[Skill], blobs: Blobs) -> None:
 def lay_out(manifests: Sequence[Mapping[str, Any]], blobs: Blobs, folder: str) -> None:
     """Write the folder of the skills anew: what an agent did to it is gone. Blocks. Raises SandboxError when a content is
     missing."""
-    parent = Root(os.path.dirname(folder))
-    with contextlib.suppress(FileNotFoundError):
-        parent.remove(os.path.basename(folder))
-    make_folder(folder)
+    clear_folder(folder)
     root = Root(folder)
     for manifest in manifests:
         for path, sha256, executable in manifest["files"]:

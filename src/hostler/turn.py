@@ -12,7 +12,7 @@ from .output import Output
 from .program import Gone, Program
 from .progress import HOST_ASKS as HOST_ASKS
 from .progress import Again, Progress, advance, exit_error, text_of
-from .store.queries import Journalled
+from .store.journal import Journalled
 from .telemetry.redaction import Masker
 from .types.events import (
     Answered,
@@ -65,6 +65,10 @@ class Running:
     )  # of the host's own, not of the program
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     spoken: bool = False  # the program may have been given the prompt
+    begun: int = 0  # the frame of the program's log in which it was
+    told: asyncio.Event = field(default_factory=asyncio.Event)  # that is known
+    may_call: asyncio.Event = field(default_factory=asyncio.Event)  # the program has said what comes before its model
+    answered: int = 0  # model calls of the main agent
 
     def put(self, command: Command | Approval | Stop) -> None:
         """Hand a command to the turn; kept when its program is not there yet."""
@@ -75,6 +79,17 @@ class Running:
             self.waiting.append(command)
         else:
             self.program.put(command)  # type: ignore[arg-type]
+
+    def reached(self, progress: Progress) -> None:
+        """The turn has come so far, for those who see the program from another side."""
+        self.begun = progress.begun
+        if self.begun:
+            self.told.set()
+        (self.may_call.clear if progress.withheld else self.may_call.set)()
+
+    def called(self, call: ModelCall) -> None:
+        """A model call is over, as the endpoint saw it."""
+        self.answered += call.status == "ok" and not call.sub_agent
 
     async def ask(self, question: Approval) -> Answered:
         """Put a question of the host's own to whoever answers the program's; its id begins with HOST_ASKS. One that was
@@ -162,6 +177,7 @@ async def run_turn(
         items: list[Any] = [prompt]
     else:
         items = []
+        running.reached(progress)
     items += running.waiting
     running.waiting = []
     timers.after(bounds.timeout, lambda: running.put(Stop("timeout")))
@@ -218,7 +234,14 @@ async def run_turn(
                     sends += step.sends
                     end = step.end
                     if isinstance(item, Answer):
-                        events.append((Answered(item.id, item.allow, item.reason), None))
+                        events.append(
+                            (
+                                Answered(
+                                    item.id, item.allow, item.reason, dict(item.answers) if item.answers else None
+                                ),
+                                None,
+                            )
+                        )
                     if step.unfit is not None:
                         end = Ended("error", error=ErrorInfo("state_incompatible", step.unfit))
                 if end is not None:
@@ -255,9 +278,12 @@ async def run_turn(
                     if isinstance(event, Answered):
                         running.settle(event)
                 journal.publish(records)
+                running.reached(progress)
                 await program.send(sends)
                 for approval in asked:
                     ask(approval)
+            else:
+                running.reached(progress)
             if unread >= _UNREAD:
                 await program.read_up_to(progress.frame)
                 unread = 0

@@ -14,7 +14,7 @@ from hostler.testing.escapes import Outcome
 def test_the_selftest_fails_where_a_sandbox_leaks(escaped: bool, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = {
         "local": {"host files": Outcome(True, "/etc/shadow can be read")},
-        "bubblewrap": {"host files": Outcome(escaped, "through a hole")},
+        "bubblewrap": {"host files": Outcome(escaped, "through a hole" if escaped else "")},
     }
     monkeypatch.setattr(command, "selftest", lambda: outcomes)
     result = CliRunner().invoke(app, ["doctor", "--selftest"])
@@ -22,6 +22,14 @@ def test_the_selftest_fails_where_a_sandbox_leaks(escaped: bool, code: int, monk
     assert "host files" in result.output
     assert "/etc/shadow can be read" in result.output
     assert ("through a hole" in result.output) is escaped
+
+
+def test_what_a_sandbox_does_not_promise_is_said_and_is_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = {"local": {"disk fill": Outcome(True, "x")}, "docker": {"disk fill": Outcome(False, "its own layer")}}
+    monkeypatch.setattr(command, "selftest", lambda: outcomes)
+    result = CliRunner().invoke(app, ["doctor", "--selftest"])
+    assert result.exit_code == 0
+    assert "not held: its own layer" in result.output
 
 
 def test_a_machine_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,7 @@ def _start(engine: Engine) -> None:
     _end(engine.name)  # what was left by a test run that was killed
     argv, env = _dockerd() if engine.name == "docker" else _podman()
     log = str(RUN / f"{engine.name}.log")
+    argv = ["env", "-C", str(RUN), *argv]  # some leave files where they are
     pid = os.posix_spawnp(  # not a Popen, which wants to see the end of what it has started
         argv[0],
         argv,
@@ -220,9 +221,11 @@ def _lives(pid: int) -> bool:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     try:
-        return str(RUN).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        dead = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
     except OSError:
         return False
+    return str(RUN).encode() in line if line else not dead  # one that is just being started has no line yet
 
 
 def _until(condition: Callable[[], bool]) -> bool:

@@ -27,8 +27,22 @@ BARE, PLAIN, AGENTS, USER = (f"{REPOSITORY}:{tag}" for tag in ("bare", "plain", 
 FAKE_PROGRAM = "/usr/local/lib/hostler/fake_program.py"
 UID = 1000  # of the user "agent" in all of them
 
+_INSTALLED = Path(__file__).resolve().parents[2] / ".programs" / "node_modules" / ".bin"
 _LABEL = "hostler.test.recipe"
-_SYSTEM = ("bash", "dash", "coreutils", "findutils", "grep", "sed", "mawk", "tar", "gzip", "procps", "base-files")
+_SYSTEM = (
+    "bash",
+    "dash",
+    "coreutils",
+    "findutils",
+    "grep",
+    "sed",
+    "mawk",
+    "tar",
+    "gzip",
+    "procps",
+    "base-files",
+    "libc-bin",
+)
 _PYTHON = ("python3-minimal", "libpython3-stdlib")
 _PROGRAMS = {"claude": Harness.CLAUDE_CODE, "codex": Harness.CODEX, "opencode": Harness.OPENCODE}
 _UNUSED = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/info/", "/usr/share/lintian/")
@@ -66,7 +80,11 @@ def recipe() -> str:
 
 
 def _programs() -> dict[str, str]:
-    return {name: runtime_for(harness).find({}, shutil.which)[0] for name, harness in _PROGRAMS.items()}
+    path = f"{_INSTALLED}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {
+        name: runtime_for(harness).find({}, lambda name: shutil.which(name, path=path))[0]
+        for name, harness in _PROGRAMS.items()
+    }
 
 
 # ---- engines ----------------------------------------------------------------------------------------------------------

@@ -117,7 +117,15 @@ def call(name, **given):
     more = {"namespace": "mcp__host"} if "PROGRAM" == "CODEX" else {}
     return "@@" + json.dumps([{"tool": NATIVE % name, "args": given, **more}]) + "@@"
 asked = []
+QUESTION = {"CLAUDE_CODE": "AskUserQuestion", "CODEX": "request_user_input", "OPENCODE": "host_question"}["PROGRAM"]
+def ask(text):
+    options = [{"label": "The barn.", "description": "dry"}, {"label": "The yard.", "description": "near"}]
+    question = {"question": text, "header": "Hay", "options": options}
+    more = {"id": "place"} if "PROGRAM" == "CODEX" else {"multiSelect": False} if "PROGRAM" == "CLAUDE_CODE" else {}
+    return "@@" + json.dumps([{"tool": QUESTION, "args": {"questions": [{**question, **more}]}}]) + "@@"
 def answer(approval):
+    if approval.questions:
+        return ask_ada(approval)
     asked.append(approval.input["count"])
     return small_sales(approval)
 with hostler.agent_session(
@@ -131,9 +139,12 @@ with hostler.agent_session(
     assert told == [("40", False), ("37 are left", False), ("Not allowed: The application said no.", True)], (told, warned)
     assert asked == [3, 20] and barn["hay"] == 37
     assert s.files.read("sales.txt").startswith(b"3 bales of hay, call ")
+    (said,) = [e.output for e in s.run(ask("Where does the hay go?")).events if isinstance(e, ToolResult)]
+    assert "The barn." in said, said
 """
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("program", ["CLAUDE_CODE", "CODEX", "OPENCODE"])
 def test_tools_and_approvals_are_the_same_on_every_program(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -151,12 +162,13 @@ def test_tools_and_approvals_are_the_same_on_every_program(
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=280,
             check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert len(models.calls) >= 7
+    assert "Where does the hay go? ['The barn.', 'The yard.']" in done.stdout
+    assert len(models.calls) >= 10
 
 
 def test_the_pytest_example_passes(tmp_path: Path) -> None:

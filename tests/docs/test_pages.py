@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-READS = ("host/settings.py", "endpoint/gateway.py", "sandboxes/choice.py")
+READS = ("host/settings.py", "endpoint/gateway.py", "sandboxes/choice.py", "types/places.py")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

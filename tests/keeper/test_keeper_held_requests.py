@@ -21,7 +21,7 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModelAddress, Cal
     monkeypatch.setattr(model, "_MAX_HELD", SIZE * 5 // 2)
     loop, ends, opened = Loop(), threading.Event(), []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        held = ModelAddress(loop, listener, 60.0, lambda _: None, lambda: None)
+        held = ModelAddress(loop, listener, 60.0, lambda _: None, lambda: None, lambda: 7)
 
         def tick() -> None:
             loop.call_later(0.01, tick)

@@ -103,6 +103,15 @@ async def only_head(request: bytes, reader: asyncio.StreamReader, writer: asynci
     await reader.read()
 
 
+async def whole_answer(reader: asyncio.StreamReader, *, to_head: bool = False) -> bytes:
+    """Up to its own end, as real programs read one; that of the connection comes later."""
+    answer, end = b"", Response(to_head=to_head)
+    while not end.done and (data := await reader.read(1 << 16)):
+        answer += data
+        end.feed(data)
+    return answer
+
+
 class Address:
     """The program's model address, used by the test in the program's place."""
 
@@ -119,7 +128,7 @@ class Address:
             length = b"" if method == b"GET" else b"Content-Length: %d\r\n" % len(body)
             writer.write(method + b" /v1/x HTTP/1.1\r\nHost: m\r\nConnection: keep-alive\r\n" + length + head + b"\r\n")
             writer.write(body if method != b"GET" else b"")
-            return await reader.read()
+            return await whole_answer(reader, to_head=method == b"HEAD")
         finally:
             writer.close()
 
@@ -181,6 +190,56 @@ def test_ends_of_answers(
             answer = await to.ask(method=method)
             assert answer.partition(b"\r\n\r\n")[2] == body
             assert b"Connection: close" in answer
+
+    run(work())
+
+
+def test_a_program_that_asks_again_on_a_connection_that_ends_is_answered(
+    tmp_path: Path, keep: Starter, model: socket.socket
+) -> None:
+    """Bun's pool gives a connection out again after an answer without a body, whatever the answer says of it."""
+    bodies = [b"HTTP/1.1 405 No\r\nContent-Length: 0\r\n\r\n", HELLO, HELLO]
+
+    async def work() -> None:
+        address, to = await kept(keep, tmp_path, model)
+        async with upstream(tmp_path, "u", *bodies) as server:
+            await hold(address, upstream=server.path)
+            reader, writer = await to.connect()
+            for number, answer in enumerate((b"405 No", b"hello", b"hello")):
+                request = b"POST /%d HTTP/1.1\r\nContent-Length: 4\r\n\r\n" % number
+                writer.write(request)
+                await writer.drain()
+                await asyncio.sleep(0.05)
+                writer.write(b"body")
+                assert answer in await whole_answer(reader)
+            assert [request.split(b" ")[1] for request in server.requests] == [b"/0", b"/1", b"/2"]
+            assert await reader.read() == b""  # in the end it is told so
+            writer.close()
+
+    run(work())
+
+
+def test_each_request_says_when_it_came(tmp_path: Path, keep: Starter, model: socket.socket) -> None:
+    """By the number of the log's next frame; what the program says of it itself is dropped."""
+
+    async def work() -> None:
+        address, to = await kept(keep, tmp_path, model)
+        async with upstream(tmp_path, "u", HELLO) as server:
+            held = await hold(address, upstream=server.path)
+            reader = Reader(held)
+            await to.ask(head=b"X-Hostler-Frame: 99\r\n")
+            await held.send("one", b"{}")
+            await reader.until(lambda frame: frame.key == "one")
+            await to.ask()
+        stamps = [
+            int(line.split(b":")[1])
+            for request in server.requests
+            for line in request.split(b"\r\n")
+            if line.startswith(b"x-hostler-frame:")
+        ]
+        (given,) = [frame.no for frame in reader.frames if frame.key == "one"]
+        assert len(stamps) == 2
+        assert stamps[0] <= given < stamps[1]
 
     run(work())
 

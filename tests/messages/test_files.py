@@ -89,6 +89,14 @@ def test_files_with_the_same_name_go_apart(chat: Chat) -> None:
     assert {p.name: p.read_bytes() for p in (folder(chat) / "m1").iterdir()} == {"a.txt": b"one", "a-2.txt": b"two"}
 
 
+def test_a_file_goes_beside_a_folder_that_the_agent_has_made_of_its_name(chat: Chat) -> None:
+    result = chat.send([user("begin")])
+    (folder(chat) / "m1" / "a.txt").mkdir(parents=True)
+    t = [user("begin"), {"role": "assistant", "content": result.text}, having("m1", file("a.txt", b"one"))]
+    chat.send(t)
+    assert (folder(chat) / "m1" / "a-2.txt").read_bytes() == b"one"
+
+
 def test_pictures_go_natively_and_bytes_never_into_the_prompt(chat: Chat) -> None:
     url = f"data:image/png;base64,{base64.b64encode(PIXEL).decode()}"
     picture = {"type": "image_url", "image_url": {"url": url}}

@@ -15,8 +15,8 @@ import hostler
 from hostler.harness import Text
 from hostler.testing.model_server import ModelServer
 
-FORKING = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX)]
 REAL = [*(pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX, OPENCODE)), *IN_SOAK]
+FORKING = [p for p in REAL if hostler.agent_capabilities(p.values[0].harness).fork]
 ALL = [FAKE_PROGRAM, *REAL]
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 

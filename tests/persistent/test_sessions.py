@@ -450,7 +450,9 @@ def test_an_agent_that_may_edit_may_edit_them(program: Program, models: ModelSer
     elif program is CLAUDE:  # like OpenCode it gets no shell that it cannot confine
         steps = [{"tool": "Write", "args": {"file_path": path, "content": "x"}} for path in paths]
     else:
-        steps = [{"tool": "write", "args": {"filePath": path, "content": "x"}} for path in paths]
+        tools = {"opencode": ("write", "filePath"), "deep_agents": ("write_file", "file_path")}
+        tool, name = tools.get(program.name, ("write", "path"))
+        steps = [{"tool": tool, "args": {name: path, "content": "x"}} for path in paths]
         options["model"] = CLAUDE.model  # for others it has another tool
     with hostler.agent_session(
         program.harness, permissions="edit", persistent_dirs=[store.dir()], **options

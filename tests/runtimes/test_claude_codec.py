@@ -77,7 +77,7 @@ def step(state: CodecState, item: Item) -> Folded:
 
 def play(what: list[Item], state: CodecState | None = None, *, restart: bool = False) -> Iterator[Folded]:
     """Fold all items; with ``restart`` each in a new process, as far as the codec can tell."""
-    state = CODEC.start(context()).state if state is None else state
+    state = CODEC.start(context(permissions="ask", approvals=True)).state if state is None else state
     for item in what:
         before = copy.deepcopy(state)
         folded = step(json.loads(json.dumps(state)) if restart else state, item)

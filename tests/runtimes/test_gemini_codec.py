@@ -10,7 +10,7 @@ from tests.runtimes.place import of
 from tests.runtimes.recorded import context, replay
 from tests.runtimes.stdio_driver import text_of
 
-from hostler.runtimes.acp.codec import GO_ON
+from hostler.runtimes.acp.prompting import GO_ON
 from hostler.runtimes.gemini_cli import RUNTIME
 from hostler.runtimes.gemini_cli.words import NO_COMMAND, before, cut, failure, plain, tool_of
 from hostler.types.events import Approval, ModelCall, Reasoning, Retract, ToolCall, ToolResult

@@ -17,7 +17,7 @@ from tests.sessions.programs import CLAUDE, CODEX, OPENCODE, Program
 
 import hostler
 from hostler.testing import escapes
-from hostler.testing.escapes import ATTEMPTS, Agent, Outcome, attempts
+from hostler.testing.escapes import ATTEMPTS, Agent, Kind, Outcome, attempts
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDINARY = Path(__file__).with_name("ordinary.py")
@@ -34,7 +34,7 @@ def escaped(outcomes: dict[str, Outcome]) -> dict[str, str]:
 
 @pytest.mark.bubblewrap
 def test_nothing_gets_out_of_bubblewrap() -> None:
-    outcomes = attempts(escapes.bounded)
+    outcomes = attempts(Kind(escapes.bounded))
     assert list(outcomes) == list(ATTEMPTS)
     assert escaped(outcomes) == {}
 
@@ -42,7 +42,7 @@ def test_nothing_gets_out_of_bubblewrap() -> None:
 def test_everything_gets_out_of_local(monkeypatch: pytest.MonkeyPatch) -> None:
     """So each attempt can succeed; and `local` says honestly that it does not isolate."""
     monkeypatch.setenv("HOSTLER_GUARD", "guardian")
-    assert set(ATTEMPTS) - set(escaped(attempts(hostler.sandbox.local))) <= set(not_for_an_agent_here())
+    assert set(ATTEMPTS) - set(escaped(attempts(Kind(hostler.sandbox.local)))) <= set(not_for_an_agent_here())
 
 
 def not_for_an_agent_here() -> Iterator[str]:
@@ -65,13 +65,13 @@ def test_no_real_program_gets_out(program: Program) -> None:
 
     python = os.path.join(sys.base_prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
     agent = Agent(program.harness, program.model, program.shell, python)
-    assert escaped(attempts(box, agent)) == {}
+    assert escaped(attempts(Kind(box), agent)) == {}
 
 
 CODE = """
 import dataclasses, json
-from hostler.testing.escapes import attempts, bounded
-print(json.dumps({name: dataclasses.astuple(o) for name, o in attempts(bounded).items()}))
+from hostler.testing.escapes import Kind, attempts, bounded
+print(json.dumps({name: dataclasses.astuple(o) for name, o in attempts(Kind(bounded)).items()}))
 """
 
 
@@ -131,3 +131,4 @@ def test_the_table_of_the_readme_is_so() -> None:
     assert [row[0] for row in rows] == list(ATTEMPTS)
     assert {row[0] for row in rows if row[1] == "held by the keeper"} == BY_THE_KEEPER
     assert {row[2] for row in rows} == {"held", "held, with `limits=`"}
+    assert {row[0] for row in rows if row[3] != row[2]} == set(escapes.container({}, "").concedes)

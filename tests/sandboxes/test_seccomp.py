@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import struct
 
 import pytest
@@ -67,3 +68,33 @@ def test_what_is_refused(machine: str) -> None:
 def test_an_unknown_machine() -> None:
     with pytest.raises(KeyError):
         seccomp.program("riscv64")
+
+
+@pytest.mark.parametrize("machine", ARCH)
+def test_containers_get_the_same_filter(machine: str) -> None:
+    """The profile refuses what the program refuses, with the same errors."""
+    code, arch, calls = seccomp.program(machine), ARCH[machine], CALLS[machine]
+    profile = json.loads(json.dumps(seccomp.profile(machine)))
+    assert profile["architectures"] == [f"SCMP_ARCH_{machine.upper()}"]
+
+    def says(name: str, *arguments: int) -> object:
+        padded = [*arguments, *[0] * (6 - len(arguments))]
+        for rule in profile["syscalls"]:
+            tests = [padded[test["index"]] & test["value"] == test["valueTwo"] for test in rule.get("args", ())]
+            assert all(test["op"] == "SCMP_CMP_MASKED_EQ" for test in rule.get("args", ()))
+            if name in rule["names"] and all(tests):
+                return rule["errnoRet"]
+        return ALLOWED
+
+    cases = [(name, ()) for name in calls] + [("clone", (0x003D0F00,)), ("socket", (VSOCK,)), ("socket", (2,))]
+    cases += [("clone", (1 << bit | 17,)) for bit in range(8, 32)]
+    cases += [
+        ("ioctl", (0, TIOCSTI)),
+        ("ioctl", (0, TIOCSTI | 1 << 32)),
+        ("ioctl", (TIOCSTI, 0x5413)),
+        ("ioctl", (0, 0x541C)),
+    ]
+    for name, arguments in cases:
+        assert says(name, *arguments) == decide(code, arch, calls[name], *arguments), (name, arguments)
+    assert says("clone3") == decide(code, arch, 435)
+    assert says("io_uring_setup") == decide(code, arch, 425)

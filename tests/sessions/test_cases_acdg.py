@@ -342,8 +342,9 @@ INTERRUPTED = """
 import sys, hostler
 from hostler.testing.fake_runtime import FAKE
 options = dict(model="claude-sonnet-4-5", api_base=sys.argv[1], api_key="planted-gateway-key-7f3a")
+from hostler import agent_session  # cut off in the middle of an import, Python itself shows more than one traceback
 print("begin", flush=True)
-with hostler.agent_session(FAKE, **options) as s:
+with agent_session(FAKE, **options) as s:
     print(s.run('[{"text": "a"}, {"spawn": "setsid", "seconds": 60}, {"sleep": 60}]').stop_reason, flush=True)
 """
 

@@ -21,14 +21,25 @@ from hostler.harness import Done, SessionLost, State, StateIncompatible
 from hostler.runtimes import runtime_for
 from hostler.testing.model_server import ModelServer
 from tests.conftest import keepers_of, processes_of, wait_until
-from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, GEMINI, OPENCODE, PI, Program, ids
+from tests.sessions.programs import (
+    CLAUDE,
+    CODEX,
+    DEEP_AGENTS,
+    FAKE_PROGRAM,
+    GEMINI,
+    OPENCODE,
+    PI,
+    TOOL_LOOP,
+    Program,
+    ids,
+)
 from tests.sessions.test_resume import job_for, last, run_child
 
 PROGRAMS = [
     pytest.param(p, marks=[pytest.mark.xdist_group(f"matrix-{p.name}"), *([] if p.fake else [pytest.mark.real]), *more])
     for p, more in (
         *((p, []) for p in (FAKE_PROGRAM, CLAUDE, CODEX, OPENCODE)),
-        *((p, [pytest.mark.soak]) for p in (PI, GEMINI)),
+        *((p, [pytest.mark.soak]) for p in (TOOL_LOOP, DEEP_AGENTS, PI, GEMINI)),
     )
 ]
 FOREIGN = {  # an id as another program makes them
@@ -36,6 +47,8 @@ FOREIGN = {  # an id as another program makes them
     "claude_code": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
     "codex": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
     "opencode": "0b0e1a5e-0000-4000-8000-000000000000",
+    "deep_agents": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
+    "tool_loop": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
     "pi": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
     "gemini_cli": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
 }

@@ -1,4 +1,4 @@
-"""``mcp_servers=``: those that do not start are said before the model has answered, on every program and every resume."""
+"""``mcp_servers=``: those that do not start are said before the model is called, on every program and every resume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import hostler
-from hostler.harness import Notice, Text
+from hostler.harness import Done, Notice
 from hostler.testing.model_server import ModelServer
 from tests.sessions.programs import CLAUDE, CODEX, IN_SOAK, OPENCODE, Program, ids
 
@@ -36,7 +36,7 @@ def server(code: str) -> dict[str, Any]:
 @pytest.mark.real
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("program", [CLAUDE, CODEX, OPENCODE, *IN_SOAK], ids=ids)
-def test_servers_that_do_not_start_are_said_before_the_answer(
+def test_servers_that_do_not_start_are_said_before_the_model_is_called(
     program: Program, models: ModelServer, workspace: Path
 ) -> None:
     servers = {
@@ -50,14 +50,18 @@ def test_servers_that_do_not_start_are_said_before_the_answer(
         spec["start_timeout"] = 4  # one program has but one limit for all: the largest
 
     def look(session: Any) -> list[str]:
-        """The servers that were said not to have started, before the first word of the answer."""
+        """The servers that were said not to have started, before the model was called."""
+        before = len(models.calls)
+        result = session.run("Hello.")
         found = []
-        for event in session.stream("Hello."):
-            if isinstance(event, Notice) and event.code == "mcp_server_failed":
+        for record in session.follow(0):
+            event = record.event
+            if record.turn == result.turn_id and isinstance(event, Notice) and event.code == "mcp_server_failed":
+                assert record.at <= models.calls[before].at
                 found.append(next(name for name in servers if f"'{name}'" in event.message))
-            elif isinstance(event, Text):
-                break
-        return sorted(found)
+            if record.turn == result.turn_id and isinstance(event, Done):
+                return sorted(found)
+        raise AssertionError("the journal ended")
 
     # A confined sandbox refuses a command that is not there before anything starts.
     box = hostler.sandbox.local(workspace)

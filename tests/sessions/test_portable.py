@@ -60,6 +60,7 @@ def app(program: Program, models: ModelServer, data_dir: Path, *prompts: str, **
     return done.stdout
 
 
+@pytest.mark.timeout(300)  # each program is started four times
 @pytest.mark.parametrize("program", ALL, ids=ids)
 def test_a_data_dir_that_was_moved_takes_its_workspaces_along(
     program: Program, models: ModelServer, tmp_path: Path

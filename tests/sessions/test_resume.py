@@ -17,6 +17,7 @@ import pytest
 
 import hostler
 from hostler.harness import Done, SessionLost, State, StateIncompatible
+from hostler.testing.fake_runtime import FakeRuntime
 from hostler.testing.model_server import ModelServer
 from tests.conftest import keepers_of, processes_of, wait_until
 from tests.sessions.programs import ALL, CLAUDE, FAKE_PROGRAM, KEY, Program, ids
@@ -50,11 +51,12 @@ def job_for(program: Program, models: ModelServer, **more: Any) -> dict[str, Any
     return {"harness": program.name, "options": program.options(models), **more}
 
 
-@pytest.mark.parametrize("program", ALL, ids=ids)
 @pytest.mark.parametrize("own_workspace", [True, False], ids=["owned", "callers"])
 def test_a_new_process_with_another_cwd_goes_on(
-    program: Program, own_workspace: bool, models: ModelServer, workspace: Path, tmp_path: Path
+    own_workspace: bool, models: ModelServer, workspace: Path, tmp_path: Path
 ) -> None:
+    """The real programs: the conformance rows `new-process` and `other-cwd`."""
+    program = FAKE_PROGRAM
     place = {} if own_workspace else {"workspace": str(workspace)}
     first = run_child(
         job_for(
@@ -158,9 +160,9 @@ def test_when_host_and_keeper_were_killed_the_turn_is_an_error_and_the_next_goes
     ]
 
 
-@pytest.mark.parametrize("program", ALL, ids=ids)
-def test_a_lost_home_is_put_back(program: Program, models: ModelServer, state_dir: Path) -> None:
-    """Case A17: the program's home is part of what is kept."""
+def test_a_lost_home_is_put_back(models: ModelServer, state_dir: Path) -> None:
+    """Case A17: the program's home is part of what is kept. The real programs: the conformance row `lost-home`."""
+    program = FAKE_PROGRAM
     with hostler.agent_session(program.harness, **program.options(models)) as session:
         session.run(program.say("CODEWORD-one"))
         state = session.stop()
@@ -302,3 +304,27 @@ def test_a_parked_program_that_died_is_no_reason_to_lose_the_session(models: Mod
     with hostler.agent_resume(state, **options) as session:
         assert "CODEWORD-one" in session.run(FAKE_PROGRAM.recall()).text
         assert session.resumed == "native"
+
+
+class Unfiled(FakeRuntime):
+    """A program of the caller's own of which nobody knows where it keeps its history."""
+
+    name = "unfiled"
+    native_files = ()
+
+
+def test_a_history_that_hostler_does_not_know_is_there_or_the_session_is_lost(
+    models: ModelServer, state_dir: Path
+) -> None:
+    options = FAKE_PROGRAM.options(models)
+    with hostler.agent_session(Unfiled(), **options) as session:  # type: ignore[arg-type]
+        session.run(FAKE_PROGRAM.say("CODEWORD-one"))
+        state = session.stop()
+    with hostler.agent_resume(state, **options) as session:
+        assert "CODEWORD-one" in session.run(FAKE_PROGRAM.recall()).text
+        assert session.resumed == "native"
+        session.stop()
+    (home,) = state_dir.glob("sessions/*/home")
+    shutil.rmtree(home)
+    with hostler.agent_resume(state, **options) as session, pytest.raises(StateIncompatible, match="does not know"):
+        session.run(FAKE_PROGRAM.recall())

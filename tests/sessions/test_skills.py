@@ -16,7 +16,7 @@ from hostler.host.transcript import Saying
 from hostler.ladder import Place
 from hostler.progress import Progress
 from hostler.runtimes.acp import AcpRuntime
-from hostler.store.queries import Turn
+from hostler.store.inbox import Turn
 from hostler.testing.model_server import ModelServer
 from tests.sessions.programs import ALL, CLAUDE, FAKE_PROGRAM, OPENCODE, Program, ids
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hostler.store import Store, queries, schema
+from hostler.store import Store, inbox, journal, queries, schema
 from hostler.types.errors import LeaseLost, SessionBusy, StoreError
 from hostler.types.events import Accepted, Done, Text
 from hostler.types.result import Result, Usage
@@ -30,7 +30,7 @@ def new_session(conn: Any, key: str = "k") -> Any:
 
 
 def accept(conn: Any, session: int, turn: str, host: str, is_dead: Any = None, reject: bool = False) -> Any:
-    return queries.accept(
+    return inbox.accept(
         conn,
         session,
         turn=turn,
@@ -44,13 +44,13 @@ def accept(conn: Any, session: int, turn: str, host: str, is_dead: Any = None, r
 
 
 def finish(conn: Any, lease: Any, turn: str, **result: Any) -> Any:
-    return queries.finish(
+    return journal.finish(
         conn,
         lease,
         turn=turn,
         events=[],
         result=Result(**result),
-        program=queries.read_up_to(1, {}),
+        program=journal.read_up_to(1, {}),
         native=None,
         native_id=None,
         now=3.0,
@@ -81,15 +81,15 @@ def test_turns_run_in_the_order_of_their_acceptance(tmp_path: Path) -> None:
                 _, none, _ = await store.write(lambda c, turn=turn, host=host: accept(c, row.id, turn, host))
                 assert none is None
             await store.write(lambda c: finish(c, lease, "t1"))
-            head, none = await store.write(lambda c: queries.next_turn(c, row.id, "a", dead()))  # type: ignore[misc]
+            head, none = await store.write(lambda c: inbox.next_turn(c, row.id, "a", dead()))  # type: ignore[misc]
             assert head.id == "t2"  # b's: a must not run it
             assert none is None
-            head, second = await store.write(lambda c: queries.next_turn(c, row.id, "b", dead()))  # type: ignore[misc]
+            head, second = await store.write(lambda c: inbox.next_turn(c, row.id, "b", dead()))  # type: ignore[misc]
             assert (head.id, second.epoch) == ("t2", 2)
             with pytest.raises(LeaseLost):
                 await store.write(lambda c: finish(c, lease, "t1"))
             await store.write(lambda c: finish(c, second, "t2"))
-            head, third = await store.write(lambda c: queries.next_turn(c, row.id, "a", dead()))  # type: ignore[misc]
+            head, third = await store.write(lambda c: inbox.next_turn(c, row.id, "a", dead()))  # type: ignore[misc]
             assert (head.id, third.epoch) == ("t3", 3)
 
     asyncio.run(main())
@@ -101,12 +101,12 @@ def test_a_dead_holder_is_replaced_and_can_no_longer_write(tmp_path: Path) -> No
             row = await store.write(new_session)
             _, old, _ = await store.write(lambda c: accept(c, row.id, "t1", "a"))
             assert await store.write(lambda c: queries.claim(c, row.id, "b", dead())) is None
-            turn, lease = await store.write(lambda c: queries.next_turn(c, row.id, "b", dead("a")))  # type: ignore[misc]
+            turn, lease = await store.write(lambda c: inbox.next_turn(c, row.id, "b", dead("a")))  # type: ignore[misc]
             assert turn.status == "running"  # to be recovered, not begun
             assert lease.epoch == old.epoch + 1
             with pytest.raises(LeaseLost, match="taken over"):
                 await store.write(
-                    lambda c: queries.append(
+                    lambda c: journal.append(
                         c, old, turn="t1", events=[(Text("i", "x"), None)], frame=3, progress={}, native_id=None, now=1
                     )
                 )
@@ -154,7 +154,7 @@ def test_sums_and_numbers(tmp_path: Path) -> None:
                 )
             after = await store.read(lambda c: queries.get_session(c, row.id))
             assert (after.usage["input_tokens"], after.cost, after.unpriced, after.finished) == (300, 0.75, 1, 3)
-            records = await store.read(lambda c: queries.read_records(c, row.id, 0))
+            records = await store.read(lambda c: journal.read_records(c, row.id, 0))
             assert [r.seq for r in records] == [1, 2, 3, 4, 5, 6]
             assert [type(r.event) for r in records] == [Accepted, Done] * 3
 

@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import sys
+import time
 
 import hostler
+from hostler.host.tools import SessionTools
 from hostler.testing.fake_runtime import FAKE
-from hostler.types.events import ToolCall
 
 
 def pay(ledger: str) -> str:
@@ -18,6 +19,8 @@ def pay(ledger: str) -> str:
         file.write(f"paid by {os.getpid()}\n")
     if os.environ.get("DIE_IN_TOOL"):
         os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get("DIE_BEHIND_TURN"):
+        time.sleep(60)
     return "paid"
 
 
@@ -29,11 +32,22 @@ def who(word: str) -> str:
 def main() -> None:
     job = json.loads(sys.argv[1])
     harness = FAKE if job["harness"] == "fake" else hostler.Harness(job["harness"])
-    session = hostler.agent_session(harness, tools=[who, pay], **job["options"])
+    behind = os.environ.get("DIE_BEHIND_TURN")
+    if behind:  # the calls that the turn leaves open are not answered in the time that this app has left
+        SessionTools.end_turn = lambda self: die() if behind == "end" else None
+    options = job["options"]
+    if job.get("workspace"):
+        options["sandbox"] = hostler.sandbox.local(job["workspace"])
+    session = hostler.agent_session(harness, tools=[who, pay], **options)
     print(session.state().dumps().decode(), flush=True)
+    at = os.environ.get("DIE_AT") or ("Done" if behind else "ToolCall")
     for event in session.stream(job["prompt"]):
-        if isinstance(event, ToolCall) and not os.environ.get("DIE_IN_TOOL"):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if type(event).__name__ == at and not os.environ.get("DIE_IN_TOOL"):
+            die()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

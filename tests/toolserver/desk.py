@@ -28,7 +28,7 @@ class MemoryDesk:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def now(self) -> Now | None:
+    async def now(self, frame: int | None) -> Now | None:
         return None if self.turn is None else Now(self.turn, self.stopping, self.over, self.loop)
 
     def shows(self, tool: str) -> bool:

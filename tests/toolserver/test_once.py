@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import random
+import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -65,6 +67,43 @@ def test_a_tool_whose_app_was_killed_in_it_is_not_run_again(
         result = session.run(calling(program, ("pay", {"ledger": str(ledger)})))  # it can be called anew
         assert told(result) == [("paid", False)]
         assert len(ledger.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("died", ["end", "done"])
+@pytest.mark.parametrize("program", ALL, ids=ids)
+def test_a_call_that_outlives_its_turn_and_its_app_is_not_run_in_the_next_turn(
+    program: Program, died: str, models: ModelServer, tmp_path: Path, workspace: Path
+) -> None:
+    """Its request is still unanswered, so it is given to the next app: which knows that it came before its own turn.
+    ``died``: when the program had ended the turn, or when the turn had its Done."""
+    shutil.copy(Path(__file__).with_name("thief.py"), workspace)
+    ledger = tmp_path / "ledger"
+    call = shlex.quote(json.dumps([{"name": "pay", "arguments": {"ledger": str(ledger)}}]))
+    steal = f"setsid {sys.executable} thief.py {call} > stolen 2>&1 & until [ -e {ledger} ]; do sleep 0.05; done"
+    job = {
+        "harness": program.name,
+        "options": program.options(models),
+        "workspace": str(workspace),
+        "prompt": program.shell(steal),
+    }
+    done = subprocess.run(
+        [sys.executable, str(APP), json.dumps(job)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "DIE_BEHIND_TURN": died},
+    )
+    assert done.returncode == -9, done.stderr
+    state = State.loads(done.stdout.strip())
+    box = hostler.sandbox.local(workspace)
+    with hostler.agent_resume(state, tools=[who, pay], sandbox=box, **program.options(models)) as session:
+        waiting = "until [ -s stolen ]; do sleep 0.05; done; cat stolen"
+        result = session.run(program.shell(waiting))
+        assert (session.resumed, result.stop_reason) == ("attached", "done")
+        ((answer,),) = [json.loads(output) for output, _ in told(result)]
+        assert answer[2] is True, answer
+        assert len(ledger.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize("program", ALL, ids=ids)
@@ -199,12 +238,7 @@ def test_large_results_are_files_and_arguments_may_be_large(program: Program, mo
         """The model's answers are queued, not in the prompt: that may not be as large as an argument."""
         if program.fake:
             return session.run(json.dumps([{"mcp": name, "arguments": arguments}, *more, {"text": "done"}]))
-        prefix = {
-            "claude_code": "mcp__host__",
-            "opencode": "host_",
-            "pi": "mcp__host__",
-            "gemini_cli": "mcp_host_",
-        }.get(program.name, "")
+        prefix = {"opencode": "host_", "codex": "", "gemini_cli": "mcp_host_"}.get(program.name, "mcp__host__")
         native = f"{prefix}{name}"
         space = {"namespace": "mcp__host"} if program is CODEX else {}
         models.script([{"tool": native, "args": arguments, **space}, *more, {"text": "done"}])

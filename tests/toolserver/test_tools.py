@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, GEMINI, PI, REAL, Program, ids
+from tests.sessions.programs import (
+    ALL,
+    CLAUDE,
+    CODEX,
+    DEEP_AGENTS,
+    FAKE_PROGRAM,
+    GEMINI,
+    PI,
+    REAL,
+    TOOL_LOOP,
+    Program,
+    ids,
+)
 from tests.toolserver.app import pay, who
 
 import hostler
@@ -227,6 +239,12 @@ def test_the_agents_shell_gets_nothing_from_the_tool_server_with_other_tokens(
             base, token = f"$(grep -o 'http://[0-9.:]*' {config})", f'$(grep -oP \'(?<="apiKey": ")[^"]*\' {config})'
         elif program is GEMINI:
             base, token = '"$GOOGLE_GEMINI_BASE_URL"', '"$GEMINI_API_KEY"'
+        elif program in (
+            TOOL_LOOP,
+            DEEP_AGENTS,
+        ):  # it keeps its key from its shell; of the same user, nothing keeps the shell from it
+            own = "tr '\\0' '\\n' < /proc/$PPID/environ | sed -n s/^OPENAI_API_KEY=//p"
+            base, token = '"${OPENAI_BASE_URL%/v1}"', f"$({own})"
         elif program is not CLAUDE:
             config = "$CODEX_HOME/config.toml"
             base, token = f"$(grep -o 'http://[0-9.:]*' \"{config}\" | head -1)", '"$HOSTLER_MODEL_KEY"'

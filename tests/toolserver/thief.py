@@ -36,6 +36,9 @@ def found() -> tuple[str, str]:
         if "OPENCODE_CONFIG_CONTENT" in env:
             server = json.loads(Path(env["XDG_CONFIG_HOME"], "opencode", "opencode.json").read_text())["mcp"]["host"]
             return server["url"], server["headers"]["Authorization"].removeprefix("Bearer ")
+        if line[-2:-1] and line[-2].endswith("/settings.json"):  # of a worker
+            server = json.loads(Path(line[-2]).read_text())["servers"]["host"]
+            return server["url"], server["headers"]["Authorization"].removeprefix("Bearer ")
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     raise SystemExit("no token found")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hostler.types.errors import PathError
-from hostler.workspace.confined import Root, split
+from hostler.workspace.confined import Root, clear_folder, split
 
 
 @pytest.fixture
@@ -301,3 +301,22 @@ def test_a_root_whose_folder_was_made_anew_still_works(root: Root) -> None:
     os.mkdir(root.path)
     root.write("a", b"2")
     assert root.read("a") == b"2"
+
+
+def test_a_folder_is_emptied_and_stays_the_same(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    clear_folder(str(folder))
+    outside.mkdir()
+    (outside / "kept").touch()
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "file").touch()
+    (folder / "link").symlink_to(outside)
+    before = folder.stat().st_ino
+    clear_folder(str(folder))
+    assert (folder.stat().st_ino, os.listdir(folder)) == (before, [])
+    folder.rmdir()
+    folder.symlink_to(outside)  # an agent's doing
+    clear_folder(str(folder))
+    assert not folder.is_symlink()
+    assert os.listdir(folder) == []
+    assert os.listdir(outside) == ["kept"]

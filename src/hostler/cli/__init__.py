@@ -134,7 +134,13 @@ def approvals_(
 def answer_(
     key: Key,
     id: Annotated[str, typer.Argument(help="Which question, as `hostler approvals` names it.")],
-    allow: Annotated[bool, typer.Option("--allow/--deny", help="The answer.")],
+    allow: Annotated[bool | None, typer.Option("--allow/--deny", help="The answer.")] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--text", help="The answer to a question that asks for more; id=text when it asks several things."
+        ),
+    ] = None,
     reason: Annotated[str | None, typer.Option(help="Told to the agent with a no.")] = None,
     always: Annotated[bool, typer.Option("--always", help="Answer all questions like this one so, for good.")] = False,
     data_dir: DataDir = None,
@@ -143,7 +149,9 @@ def answer_(
     from .approvals import answer_command
     from .terminal import guarded
 
-    raise typer.Exit(guarded(lambda: answer_command(key, id, data_dir, allow=allow, reason=reason, always=always)))
+    raise typer.Exit(
+        guarded(lambda: answer_command(key, id, data_dir, allow=allow, reason=reason, always=always, texts=text or []))
+    )
 
 
 @app.command("files")

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Row
 
-from ..store import Store, queries
+from ..store import Store, inbox
 from ..store import files as file_queries
 from ..types.result import FileEntry, FileRef
 from ..workspace import SessionDirs
@@ -91,7 +91,7 @@ def diff_command(key: str, data_dir: str | None) -> int:
 
     async def work(store: Store) -> list[dict[str, Any]] | None:
         row = await stored.find(store, key)
-        turns = await store.read(lambda conn: queries.all_turns(conn, row.id))
+        turns = await store.read(lambda conn: inbox.all_turns(conn, row.id))
         done = [turn.result for turn in turns if turn.result is not None]
         return done[-1]["files"] if done else None
 

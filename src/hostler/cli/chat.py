@@ -8,11 +8,11 @@ from typing import Any
 
 from .. import sandbox
 from ..faces import Session
-from ..host.settings import state_dir
 from ..profile import create_harness, local_host
 from ..runtimes import runtime_for
 from ..store import queries
 from ..types.errors import HarnessError
+from ..types.places import state_dir
 from ..types.runtime import acp_agent
 from . import stored
 from .run import Job, Signals, one_turn

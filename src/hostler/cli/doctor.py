@@ -18,11 +18,11 @@ from rich.text import Text
 
 from .. import __version__, keeper, sandbox
 from ..endpoint.routes import Route, route_for
-from ..host.settings import state_dir
 from ..runtimes import available, runtime_for
 from ..sandboxes.choice import chosen
 from ..store import Store
 from ..types.errors import HarnessError
+from ..types.places import state_dir
 from ..workspace import holds_sessions
 from .terminal import FAILED, console
 from .view import printable

@@ -15,7 +15,7 @@ from ..host.identity import lock_is_free, machine_id
 from ..keeper import KeeperAddress
 from ..runtimes import runtime_for
 from ..sandbox import auto
-from ..store import Store, queries
+from ..store import Store, inbox, journal, queries
 from ..store import files as file_queries
 from ..types.errors import HarnessError
 from ..types.result import FileRef
@@ -34,7 +34,7 @@ class _Seen:
     """What the store says, all at one time."""
 
     row: Row[Any]
-    turns: list[queries.Turn]
+    turns: list[inbox.Turn]
     hosts: list[Row[Any]]
     artifacts: list[FileRef]
     records: tuple[int, int]  # how many, and the highest number
@@ -62,8 +62,8 @@ def examine_command(key: str, data_dir: str | None) -> int:
 
 def _look(conn: Any, id: int) -> _Seen:
     row = queries.get_session(conn, id)
-    counted = queries.count_records(conn, id)
-    turns = queries.all_turns(conn, id)
+    counted = journal.count_records(conn, id)
+    turns = inbox.all_turns(conn, id)
     hosts = list(queries.other_hosts(conn, ""))
     return _Seen(row, turns, hosts, file_queries.list_artifacts(conn, id), counted)
 

@@ -20,9 +20,10 @@ from ..host.settings import Settings
 from ..stream import Stream
 from ..types.errors import HarnessError, StateIncompatible
 from ..types.events import Approval, Done
+from ..types.questions import Question
 from ..types.state import State
 from .terminal import FAILED, console, harness_named
-from .view import View, json_line
+from .view import View, json_line, printable
 
 _LOOK = 0.5  # s between looks whether a question is still open
 
@@ -101,19 +102,45 @@ def one_turn(session: Session, prompt: str, signals: Signals, job: Job) -> Done:
 
 def _answer(session: Session, approval: Approval, signals: Signals, view: View) -> None:
     """Ask the person at the terminal; where there is none the answer is no."""
+    answers: dict[str, list[str]] | None = None
     allow, reason = False, "Nobody is there to answer."
     if sys.stdin.isatty():
         termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question is no answer to it
-        view.ask("allow? [y/N] ")
+        typed = [
+            _typed(asked, session, approval, signals, view)
+            for asked in [_asked(question) for question in approval.questions] or ["allow? [y/N] "]
+        ]
+        said = [text for text in typed if text is not None]
+        if len(said) < len(typed):
+            return
         reason = "The user said no."
-        while not select.select([sys.stdin], [], [], _LOOK)[0]:
-            if signals.got or approval.id not in [a.id for a in session.approvals()]:
-                return
-        allow = sys.stdin.readline().strip().lower() in ("y", "yes")
+        allow = said[0].lower() in ("y", "yes")
+        if approval.questions:
+            pairs = zip(approval.questions, said, strict=True)
+            answers = {
+                q.id: [t.strip() for t in text.split(",")] if q.multiple else [text] for q, text in pairs if text
+            }
+            allow = bool(answers)
     try:
-        session.answer(approval.id, allow, None if allow else reason)
+        session.answer(approval.id, allow, None if allow else reason, answers=answers if allow else None)
     except HarnessError:
         pass  # answered elsewhere, or the turn is over: the stream shows which
+    except ValueError as error:
+        session.answer(approval.id, False, str(error))
+
+
+def _asked(question: Question) -> str:
+    choices = f" [{' | '.join(choice.label for choice in question.choices)}]" if question.choices else ""
+    return printable(f"{question.text}{choices} ")
+
+
+def _typed(asked: str, session: Session, approval: Approval, signals: Signals, view: View) -> str | None:
+    """The line that is typed in answer; None when the question is no longer open."""
+    view.ask(asked)
+    while not select.select([sys.stdin], [], [], _LOOK)[0]:
+        if signals.got or approval.id not in [a.id for a in session.approvals()]:
+            return None
+    return sys.stdin.readline().strip()
 
 
 class Signals:

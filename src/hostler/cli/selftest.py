@@ -28,4 +28,6 @@ def selftest_command() -> int:
 def _cell(outcome: Outcome) -> Text:
     if outcome.escaped:
         return Text(f"gets out: {printable(outcome.words)}", style="yellow")
+    if outcome.words:
+        return Text(f"not held: {printable(outcome.words)}", style="yellow")
     return Text("held", style="green")

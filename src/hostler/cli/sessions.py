@@ -15,8 +15,8 @@ from .. import portal
 from ..host import Host, retention
 from ..host.persistence import uncommitted
 from ..host.upkeep import kill
-from ..store import Store, queries
-from ..store.queries import Turn
+from ..store import Store, inbox, queries
+from ..store.inbox import Turn
 from ..types.result import Usage
 from ..workspace import SessionDirs
 from . import stored
@@ -32,7 +32,7 @@ def sessions_command(data_dir: str | None) -> int:
     path = stored.data_dir_of(data_dir)
 
     async def work(store: Store) -> tuple[Any, Any]:
-        return await store.read(queries.list_sessions), await store.read(queries.all_open_turns)
+        return await store.read(queries.list_sessions), await store.read(inbox.all_open_turns)
 
     rows, waiting = stored.read(path, work)
     out = console()
@@ -64,7 +64,7 @@ def show_command(key: str, data_dir: str | None) -> int:
 
     async def work(store: Store) -> tuple[Row[Any], list[Turn]]:
         row = await stored.find(store, key)
-        return row, await store.read(lambda conn: queries.all_turns(conn, row.id))
+        return row, await store.read(lambda conn: inbox.all_turns(conn, row.id))
 
     row, turns = stored.read(path, work)
     out = console()

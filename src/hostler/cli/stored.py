@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from sqlalchemy import Row
 
 from .. import portal
-from ..host.settings import state_dir
 from ..store import Store, queries
 from ..types.errors import SessionLost
+from ..types.places import state_dir
 from ..workspace import SessionDirs
 from ..workspace.roots import Roots
 from .view import printable

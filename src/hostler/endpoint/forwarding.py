@@ -50,6 +50,8 @@ class Client:
     models: frozenset[str]
     budget: Callable[[], str | None]
     ready: Callable[[], Awaitable[None]] | None = None
+    admit: Callable[[bool], Awaitable[str | None]] | None = None
+    sub_agent_header: str | None = None
     calls: set[Call] = field(default_factory=set)
     broken: Failure | None = None
     cuts: int = 0
@@ -94,8 +96,11 @@ class Client:
 class Forward:
     """One model call on its way. ``cut`` closes the connection to the program."""
 
-    def __init__(self, client: Client, upstream: Upstream, send: Send, cut: Callable[[], None]) -> None:
+    def __init__(
+        self, client: Client, upstream: Upstream, send: Send, cut: Callable[[], None], *, sub_agent: bool = False
+    ) -> None:
         self._client = client
+        self._sub_agent = sub_agent
         self._route = client.route
         self._upstream = upstream
         self._send = send
@@ -221,7 +226,7 @@ class Forward:
             cost = 0.0
         http_status = self._answer.response.status_code if self._answer else failure.status if failure else None
         error = failure.info if failure else None
-        call = ModelCall(self._route.model, usage, cost, status, http_status, error)
+        call = ModelCall(self._route.model, usage, cost, status, http_status, error, self._sub_agent)
         try:
             self._client.on_call(call)
         except Exception:

@@ -88,15 +88,18 @@ class Endpoint:
         models: frozenset[str] = frozenset(),
         budget: Callable[[], str | None] = lambda: None,
         ready: Callable[[], Awaitable[None]] | None = None,
+        admit: Callable[[bool], Awaitable[str | None]] | None = None,
+        sub_agent_header: str | None = None,
     ) -> None:
         """Let ``token`` ask for ``route.model`` (also under the names in ``models``), from now on and with what is
         given now; opening it again begins a new turn.
 
         ``on_call`` gets each call before the end of its answer goes to the program; it must not block. ``tag`` is
         told to a gateway as spend metadata. ``budget`` gives the reason why no more calls are made, or None. ``ready`` is waited for before the
-        program is given any of an answer.
+        program is given any of an answer. ``admit`` is waited for before the model is asked, and gives the reason when it
+        is not to be; it is told whether the call has the ``sub_agent_header``.
         """
-        client = Client(route, on_call, dict(tag), models | {route.model}, budget, ready)
+        client = Client(route, on_call, dict(tag), models | {route.model}, budget, ready, admit, sub_agent_header)
         if (before := self._clients.get(token)) is not None:
             client.calls = before.calls
         self._clients[token] = client
@@ -220,8 +223,16 @@ class Endpoint:
             await answer_json(send, 429, write_error(wire, "rate_limit_error", message), {"retry-after": "1"})
             return
         assert self._upstream is not None
-        forward = Forward(client, self._upstream, send, scope[CUT])
-        if (reason := client.budget()) is not None:
+        sub_agent = client.sub_agent_header is not None and client.sub_agent_header in headers
+        forward = Forward(client, self._upstream, send, scope[CUT], sub_agent=sub_agent)
+        reason = client.budget()
+        if reason is None and client.admit is not None and not counting:
+            admitting = asyncio.create_task(_admitted(client.admit, sub_agent))
+            await while_connected(admitting, receive)
+            if admitting.cancelled():
+                return  # nobody waits for it any more
+            reason = admitting.result()
+        if reason is not None:
             status, answer = final_answer(
                 wire, Failure("turn_ended", f"No more model calls in this turn: {reason}", 409)
             )
@@ -232,7 +243,7 @@ class Endpoint:
             return
         call: Call = forward
         if route.program is not None:
-            call = translated = self._translated(client, scope, send)
+            call = translated = self._translated(client, scope, send, sub_agent)
             try:
                 call.task = asyncio.create_task(translated.run(translatable(wire, body)))
             except Untranslatable as error:
@@ -257,7 +268,7 @@ class Endpoint:
         if call.task.cancelled():  # its token was closed
             scope[CUT]()
 
-    def _translated(self, client: Client, scope: Scope, send: Send) -> Translated:
+    def _translated(self, client: Client, scope: Scope, send: Send, sub_agent: bool) -> Translated:
         assert self._translator is not None
         return Translated(
             client,
@@ -266,7 +277,12 @@ class Endpoint:
             scope[CUT],
             admit=self._clients.__setitem__,
             dismiss=self.close_token,
+            sub_agent=sub_agent,
         )
+
+
+async def _admitted(admit: Callable[[bool], Awaitable[str | None]], sub_agent: bool) -> str | None:
+    return await admit(sub_agent)
 
 
 async def _read(receive: Receive) -> bytes | None:

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import httpx
@@ -37,6 +38,7 @@ class Translated:
         *,
         admit: Callable[[str, Client], None],
         dismiss: Callable[[str], None],
+        sub_agent: bool = False,
     ) -> None:
         self._client = client
         self._route = client.route
@@ -45,6 +47,7 @@ class Translated:
         self._cut = cut
         self._admit = admit
         self._dismiss = dismiss
+        self._sub_agent = sub_agent
         self._token = secrets.token_urlsafe(32)
         self._scrub = Scrub(client.route.key)
         self._began = time.monotonic()
@@ -88,7 +91,7 @@ class Translated:
 
     def _hear(self, call: ModelCall) -> None:
         self._heard = call
-        self._client.on_call(call)
+        self._client.on_call(replace(call, sub_agent=self._sub_agent))
 
     # ---- answers
 

@@ -14,10 +14,11 @@ from sqlalchemy import Connection
 from ..keeper import KeeperError
 from ..ladder import Place, Stored
 from ..store import files as file_queries
-from ..store import queries
+from ..store import journal
 from ..store import trace as trace_queries
-from ..store.queries import Journalled, Lease
-from ..store.queries import Turn as StoredTurn
+from ..store.inbox import Turn as StoredTurn
+from ..store.journal import Journalled
+from ..store.queries import Lease
 from ..telemetry.keys import Keys
 from ..turn import Outcome, Running, result_of
 from ..types.events import FileChange, Notice, Record
@@ -73,7 +74,7 @@ class Conclusion:
     events: tuple[Journalled, ...]
     result: Result
     native: dict[str, Any]
-    program: queries.ProgramAfter
+    program: journal.ProgramAfter
 
 
 async def finish(
@@ -102,14 +103,14 @@ async def finish(
     settled = replace(settled_by(ending.stored, outcome), finished=ending.stored.finished + 1, native=end.native)
     live.hold.learn(replace(settled, **{name: value for name, value in end.program.items() if name != "status"}))
     live.ended(end.result, settled.native_id)
+    live.host.journal.publish(live.id, records)
     if program is not None and outcome.progress is not None:
         with contextlib.suppress(KeeperError):  # it died after its turn: the next one finds out
             await program.close_turn(outcome.progress.frame)
-    live.host.journal.publish(live.id, records)
     await asyncio.to_thread(live.watch.save)
     if outcome.progress is not None:
         await live.persistent.told(live.native_id)
-    if end.program is queries.GONE:
+    if end.program is journal.GONE:
         await live.hold.end()
 
 
@@ -154,8 +155,8 @@ def conclude(
     notices += [(Notice("artifact_not_kept", problem), None) for problem in left.collected.problems]
     notices += [(event, None) for event in committed]
     behind = (*ending.late, *((change, None) for change in changes), *notices)
-    journal = [*ending.running.events, *ending.late, *notices]
-    result = result_of(outcome.ended, journal, changes, session=key, turn=ending.turn.id)
+    happened = [*ending.running.events, *ending.late, *notices]
+    result = result_of(outcome.ended, happened, changes, session=key, turn=ending.turn.id)
     result = replace(
         masker.mask(result),
         artifacts=_new(left),
@@ -165,13 +166,13 @@ def conclude(
     given_up = stored.branch is not None and not ending.done
     known = (stored.native or {}).get("begun")
     begun = known or ending.done or (result.usage.calls > 0 and not given_up)
-    program = queries.GONE
+    program = journal.GONE
     if given_up:
         pass
     elif outcome.progress is None:
-        program = queries.UNTOUCHED
+        program = journal.UNTOUCHED
     elif alive:
-        program = queries.read_up_to(outcome.progress.frame, outcome.progress.to_dict())
+        program = journal.read_up_to(outcome.progress.frame, outcome.progress.to_dict())
     native = {**left.native, "begun": bool(begun)}  # there is a history, which must not be lost
     return Conclusion((*outcome.events, *behind), result, native, program)
 
@@ -190,7 +191,7 @@ async def _write(live: LiveSession, ending: Ending, end: Conclusion) -> list[Rec
     forget = not trace or redacted or "messages" in turn.input  # the transcript is its caller's
 
     def write(conn: Connection) -> list[Record]:
-        records = queries.finish(
+        records = journal.finish(
             conn,
             ending.lease,
             turn=turn.id,

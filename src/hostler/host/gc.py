@@ -17,8 +17,9 @@ from sqlalchemy import Row
 
 from .. import keeper
 from ..keeper import KeeperAddress
+from ..sandboxes.docker.unused import unused
 from ..store import Store, queries
-from ..workspace import SessionDirs
+from ..workspace import SessionDirs, layout
 from . import retention
 from .identity import lock_is_free, machine_id
 from .settings import Settings
@@ -41,6 +42,7 @@ async def unowned(data_dir: str, store: Store | None) -> list[Leftover]:
     ``store`` is None where there is none: then the data dir holds no sessions."""
     keepers = keeper.running()  # before the rows are read: what starts in between is not seen
     found = [*_keepers_without_a_folder(keepers), *_sockets(), *_endpoint_dirs()]
+    found += [Leftover(each.what, _call(each.remove)) for each in await asyncio.to_thread(unused)]
     if store is not None:
         sessions = await store.read(queries.list_sessions)
         hosts = await store.read(lambda conn: queries.other_hosts(conn, ""))
@@ -178,7 +180,7 @@ def _folders(sessions: Sequence[Row[Any]], data_dir: str) -> Iterator[Leftover]:
                 if os.path.basename(path).startswith(".")
                 else "a session that the store does not know"
             )
-            yield Leftover(f"folder of {what}: {path}", _call(shutil.rmtree, path))
+            yield Leftover(f"folder of {what}: {path}", _call(layout.erase, path))
 
 
 def _entries(folder: str) -> list[str]:

@@ -16,16 +16,18 @@ from ..keeper import KeeperError
 from ..ladder import Branch, Launched, Place, Stored
 from ..program import Program
 from ..progress import Progress, advance
-from ..store import queries
-from ..store.queries import Journalled, Lease
+from ..store import journal, queries
+from ..store.journal import Journalled
+from ..store.queries import Lease
 from ..telemetry.keys import Keys
 from ..telemetry.redaction import Masker
 from ..turn import Outcome, Running
 from ..types.errors import HarnessError
-from ..types.events import ModelCall
+from ..types.events import ModelCall, Notice
 from ..types.result import ErrorInfo
 from ..types.runtime import Ended, Frame, Runtime
 from ..workspace import SessionDirs, native
+from .admission import admitted
 
 if TYPE_CHECKING:
     from ..toolserver import ToolServer
@@ -43,6 +45,7 @@ class Reached:
     progress: Progress
     resumed: str | None
     fresh: bool = False
+    notices: tuple[Notice, ...] = ()
 
 
 class Hold:
@@ -117,13 +120,13 @@ class Hold:
             self._shut(launched.token, launched.tool_token)
             await asyncio.to_thread(keeper.destroy, launched.address)
             raise
-        return Reached(self.program, launched.progress, self._arrived(launched.resumed))
+        return Reached(self.program, launched.progress, self._arrived(launched.resumed), notices=launched.notices)
 
     async def _stay(
         self, lease: Lease, program: Program, progress: Progress, resumed: str | None, branch: Branch | None
     ) -> Reached:
         if branch is not None:
-            await self._host.store.write(lambda conn: queries.set_branch(conn, lease, branch.stored()))
+            await self._host.store.write(lambda conn: journal.set_branch(conn, lease, branch.stored()))
             self._stored = replace(await self.known(lease), branch=branch.stored())
             resumed = "replayed"
         return Reached(program, progress, resumed, fresh=branch is not None)
@@ -145,7 +148,7 @@ class Hold:
         program, progress = launched.stored(), launched.progress.to_dict()
         branch = launched.branch.stored() if launched.branch is not None else None
         await self._host.store.write(
-            lambda conn: queries.set_program(conn, lease, program=program, frame=0, progress=progress, branch=branch)
+            lambda conn: journal.set_program(conn, lease, program=program, frame=0, progress=progress, branch=branch)
         )
         self._stored = replace(await self.known(lease), program=program, frame=0, progress=progress, branch=branch)
 
@@ -194,6 +197,8 @@ class Hold:
             tag={"session": self._key, **{str(k): str(v) for k, v in place.rules["metadata"].items()}},
             budget=self._budget,
             ready=self._looked,
+            admit=lambda sub: admitted(self._running(), place.rules["max_turns"], sub_agent=sub),
+            sub_agent_header=self._runtime.capabilities.sub_agent_header,
         )
 
     def _shut(self, token: str, tool_token: str | None) -> None:
@@ -204,6 +209,7 @@ class Hold:
     def _on_call(self, call: ModelCall) -> None:
         running = self._running()
         if running is not None and running.program is not None:
+            running.called(call)
             running.program.put(call)
         else:
             self._late_calls.append(call)  # counted with the turn that ends now, or with the next one
@@ -256,8 +262,10 @@ class Hold:
         self._stored = None
         stored = stored_of(await self._host.store.read(lambda conn: queries.get_session(conn, self._id)))
         manifest = await asyncio.to_thread(self.save_history, stored.native_id or stored.new_id, stored)
+        # Of a program whose files are unknown, this alone says that there is a history.
+        manifest["begun"] = bool((stored.native or {}).get("begun"))
         await self._host.store.write(
-            lambda conn: queries.set_program(conn, lease, program=None, frame=0, progress=None, native=manifest)
+            lambda conn: journal.set_program(conn, lease, program=None, frame=0, progress=None, native=manifest)
         )
 
     async def end_stored(self, lease: Lease) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from ..store import Store, queries
+from ..store import Store, journal
 from ..types.events import Done, Record
 
 _POLL = 0.1  # s between looks into the store while another process writes the session
@@ -98,7 +98,7 @@ class Follower:
 class Journal:
     """Who follows which session in this process."""
 
-    def __init__(self, store: Store, writes_here: Callable[[int], bool], fetch: queries.Fetch | None = None) -> None:
+    def __init__(self, store: Store, writes_here: Callable[[int], bool], fetch: journal.Fetch | None = None) -> None:
         self._store = store
         self.fetch = fetch
         self.writes_here = writes_here
@@ -145,5 +145,5 @@ class Journal:
 
     async def read(self, session: int, after: int) -> list[Record]:
         return await self._store.read(
-            lambda conn: queries.read_records(conn, session, after, limit=_PAGE, fetch=self.fetch)
+            lambda conn: journal.read_records(conn, session, after, limit=_PAGE, fetch=self.fetch)
         )

@@ -17,9 +17,9 @@ from .. import portal
 from ..endpoint import Route, price, route_for
 from ..ladder import Place
 from ..output import Output
-from ..store import approvals, queries
+from ..store import approvals, inbox, queries
+from ..store.inbox import Turn as StoredTurn
 from ..store.queries import Lease
-from ..store.queries import Turn as StoredTurn
 from ..telemetry.keys import Keys
 from ..turn import Running, Stop
 from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
@@ -28,13 +28,15 @@ from ..types.events import (
     Approval,
 )
 from ..types.options import Options
+from ..types.questions import Answers
 from ..types.result import Result, Usage
 from ..types.runtime import Answer, Runtime, Steer
 from ..types.sandbox import Sandbox
 from ..workspace import SessionDirs, Watch
 from ..workspace.artifacts import Vault
-from ..workspace.roots import VIRTUAL, Roots
+from ..workspace.roots import Names, Roots
 from . import upkeep
+from .asking import leave, left_by
 from .hold import Hold
 from .notices import told
 from .persistence import Persistent
@@ -98,7 +100,9 @@ class LiveSession:
         self.looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
         self._accepting: set[asyncio.Task[Any]] = set()
         self.watch = Watch(sandbox.root, dirs.private)
-        self.roots = Roots(dirs.workspace(sandbox.root).mounts)
+        # The folders whose names the program does not know; None where it sees them as the app does.
+        self.names = Names.of(sandbox.inside(dirs.folders(sandbox.root)))
+        self.roots = Roots(dirs.workspace(sandbox.root).mounts, names=self.names)
         self.persistent = Persistent(host, row.id, row.key, dirs, options.persistent_dirs)
         self.vault = Vault(self.roots, os.path.join(dirs.private, "artifacts"))
         self.tools = SessionTools(self, reach)
@@ -161,7 +165,7 @@ class LiveSession:
         self._calls.setdefault(id, call)
         try:
             turn, lease, records = await self.host.store.write(
-                lambda conn: queries.accept(
+                lambda conn: inbox.accept(
                     conn,
                     self.id,
                     turn=id,
@@ -202,13 +206,13 @@ class LiveSession:
 
     async def stop_turn(self, turn: str | None, reason: str, *, owner: str | None = None) -> None:
         """Ask for the end of one turn, or of all that are accepted (by ``owner``), wherever they run."""
-        ids = await self.host.store.write(lambda conn: queries.request_stop(conn, self.id, turn, reason, owner))
+        ids = await self.host.store.write(lambda conn: inbox.request_stop(conn, self.id, turn, reason, owner))
         if self.running is not None and self.running.turn in ids:
             self.running.put(Stop(reason))  # type: ignore[arg-type]
 
     async def interrupt(self) -> None:
         """Ask for the end of the turn that runs; those that wait go on waiting."""
-        accepted = await self.host.store.read(lambda conn: queries.open_turns(conn, self.id))
+        accepted = await self.host.store.read(lambda conn: inbox.open_turns(conn, self.id))
         for turn in accepted:
             if turn.status == "running":
                 await self.stop_turn(turn.id, "interrupted")
@@ -224,17 +228,22 @@ class LiveSession:
         found = await self.host.store.read(lambda conn: approvals.open_questions(conn, self.id, fetch))
         return [question.approval for question in found if not question.answered]
 
-    async def answer(self, id: str, allow: bool, reason: str | None, *, always: bool = False) -> None:
+    async def answer(
+        self, id: str, allow: bool, reason: str | None, *, always: bool = False, answers: Answers | None = None
+    ) -> None:
         """Answer a question; one of a turn that runs in another process is left for it there."""
         approval = self.running.approvals.get(id) if self.running is not None else None
         if approval is None:
-            left = approvals.Left(id, allow, reason)
-            await self.host.store.write(lambda conn: approvals.leave_answer(conn, self.id, left, always=always))
+            fetch = self.host.journal.fetch
+            await self.host.store.write(
+                lambda conn: leave(conn, self.id, id, allow, reason, answers, fetch, always=always)
+            )
             return
+        left = left_by(approval, allow, reason, answers)
         if always:
             await self.host.store.write(lambda conn: approvals.remember(conn, self.id, approval, allow))
         if self.running is not None:
-            self.running.put(Answer(id, allow, reason))
+            self.running.put(Answer(id, allow, reason, left.answers))
 
     def steer(self, text: str) -> str:
         """Say something to the running turn; its id."""
@@ -257,7 +266,7 @@ class LiveSession:
                 self._nudge.clear()
                 try:
                     found = await self.host.store.write(
-                        lambda conn: queries.next_turn(conn, self.id, self.host.id, self.host.is_dead)
+                        lambda conn: inbox.next_turn(conn, self.id, self.host.id, self.host.is_dead)
                     )
                 except HarnessError as error:  # the store fails: those who wait are told, and may try again
                     self._fail_all(error)
@@ -315,11 +324,6 @@ class LiveSession:
         self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
         self.native_id = native_id or self.native_id
 
-    @property
-    def names(self) -> Roots | None:
-        """The folders whose names the program does not know; None where it sees them as the app does."""
-        return None if self.sandbox.workdir == VIRTUAL else self.roots
-
     def place(self) -> Place:
         """Where and how the program runs under the session's own rules."""
         return self.place_of(self.rules, Call())
@@ -334,15 +338,16 @@ class LiveSession:
 
     def place_of(self, rules: dict[str, Any], call: Call) -> Place:
         settings = self.host.settings
+        asks = (call.on_approval or self.options.on_approval) is not None or rules["permissions"] == "ask"
         return Place(
             runtime=self.runtime,
             sandbox=self.sandbox,
             dirs=self.dirs,
             rules=rules,
             route=route_of(self.runtime, rules, call.api_key or self.options.api_key),
-            approvals=(call.on_approval or self.options.on_approval) is not None or rules["permissions"] == "ask",
-            tools=self.tools.server.digest if self.tools.server is not None else None,
-            own_tools=self.tools.server.names if self.tools.server is not None else frozenset(),
+            approvals=asks,
+            tools=self.tools.digest(asks),
+            own_tools=self.tools.names,
             park_ttl=settings.park_ttl,
             orphan_ttl=settings.orphan_ttl,
             spool_limit=settings.spool_limit,
@@ -367,7 +372,7 @@ class LiveSession:
         elif worker is not None and not worker.done():
             worker.cancel()
             await asyncio.gather(worker, return_exceptions=True)
-            await self.host.store.write(lambda conn: queries.disown(conn, self.id, self.host.id), durable=True)
+            await self.host.store.write(lambda conn: inbox.disown(conn, self.id, self.host.id), durable=True)
         await self.hold.let_go()
         with contextlib.suppress(HarnessError):  # this session is parked, whatever the others do
             await upkeep.limit_parked(self.host)
@@ -390,7 +395,7 @@ class LiveSession:
         await self._cancel_own()
         worker.cancel()
         await asyncio.gather(worker, return_exceptions=True)
-        await self.host.store.write(lambda conn: queries.disown(conn, self.id, self.host.id), durable=True)
+        await self.host.store.write(lambda conn: inbox.disown(conn, self.id, self.host.id), durable=True)
         await self.hold.let_go()
 
     async def _cancel_own(self) -> None:
@@ -436,7 +441,7 @@ class LiveSession:
 
     async def _end(self, status: str) -> None:
         lease = await self.host.store.write(
-            lambda conn: queries.claim_idle(conn, self.id, self.host.id, self.host.is_dead)
+            lambda conn: inbox.claim_idle(conn, self.id, self.host.id, self.host.is_dead)
         )
         if lease is None:  # another host's turn runs or waits in it, or one is left to whoever comes: not ours to end
             await self.hold.let_go()
@@ -448,6 +453,8 @@ class LiveSession:
                 await self.hold.let_go()
                 await self.hold.end_stored(lease)
             await self.hold.without_program(lease)
+            if getattr(self.sandbox, "own", False):  # the session has made it; one that was passed in is its caller's
+                await asyncio.to_thread(self.sandbox.close)
         finally:
             await self.host.store.write(lambda conn: queries.release(conn, lease, status), durable=True)
             await asyncio.to_thread(self.watch.close)

@@ -17,9 +17,10 @@ from sqlalchemy import Row
 
 from .. import portal
 from ..endpoint import Endpoint
-from ..store import Store, approvals, queries
+from ..store import Store, approvals, inbox, queries
 from ..turn import Stop
 from ..types.errors import HarnessError, SessionClosed
+from ..types.places import state_dir
 from ..types.runtime import Answer
 from ..workspace import holds_sessions, prepare
 from . import retention
@@ -27,7 +28,7 @@ from .hold import Hold
 from .identity import BEAT_EVERY, HostLock, become_unreadable, is_dead, machine_id, uptime
 from .journal import Journal
 from .live import LiveSession
-from .settings import Settings, state_dir
+from .settings import Settings
 from .shelf import fetcher
 from .slots import Slots
 
@@ -154,7 +155,7 @@ class Host:
 
     async def _give_back(self) -> None:
         for session in tuple(self._given_up):
-            await self.store.write(partial(queries.disown, session=session, host=self.id))
+            await self.store.write(partial(inbox.disown, session=session, host=self.id))
             self._given_up.discard(session)
             if session in self.sessions:
                 self.sessions[session].serve()
@@ -203,10 +204,10 @@ class Host:
             for turn, left in answers.items():
                 for answer in left:
                     if answer.id in running[turn].approvals:
-                        running[turn].put(Answer(answer.id, answer.allow, answer.reason))
+                        running[turn].put(Answer(answer.id, answer.allow, answer.reason, answer.answers))
 
     async def _wishes(self, turns: list[str]) -> tuple[list[tuple[str, str]], dict[str, list[approvals.Left]]]:
-        return await self.store.read(lambda conn: (queries.stops_of(conn, turns), approvals.answers_left(conn, turns)))
+        return await self.store.read(lambda conn: (inbox.stops_of(conn, turns), approvals.answers_left(conn, turns)))
 
 
 def _open_store(data_dir: str) -> Store:

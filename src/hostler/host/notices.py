@@ -9,9 +9,9 @@ from typing import Any
 
 from ..ladder import Place
 from ..output import Output
-from ..store.queries import Turn
+from ..store.inbox import Turn
 from ..types.runtime import Prompt
-from ..workspace.roots import Roots
+from ..workspace.roots import Names
 from .hold import Reached
 from .transcript import Saying
 
@@ -19,10 +19,10 @@ _AT_MOST = 50  # files that are named; the agent finds the rest beside them
 
 
 def prompt_of(
-    turn: Turn, said: Saying, reached: Reached, place: Place, output: Output | None, roots: Roots | None, brief: str
+    turn: Turn, said: Saying, reached: Reached, place: Place, output: Output | None, names: Names | None, brief: str
 ) -> Prompt:
     """The turn's prompt for the program. One that has just been started has been told nothing yet."""
-    text = told(said.text, turn.notices, roots, brief)
+    text = told(said.text, turn.notices, names, brief)
     if (reached.fresh or reached.progress.frame == 0) and place.offered and not place.runtime.capabilities.instructions:
         text = f"{text}\n\n{place.offered}"
     if output is not None and place.schema_at is None:
@@ -31,24 +31,24 @@ def prompt_of(
     return Prompt(turn.id, text, said.images, reached.fresh, schema)
 
 
-def told(prompt: str, notices: Sequence[Mapping[str, Any]], roots: Roots | None, brief: str = "") -> str:
+def told(prompt: str, notices: Sequence[Mapping[str, Any]], names: Names | None, brief: str = "") -> str:
     """The prompt with the notices and the ``brief`` behind it (before it they would hide a command of the program's own).
 
-    ``roots`` is given where the program does not see the virtual folders: their names become real paths."""
-    text = prompt if roots is None else roots.translated(prompt)
+    ``names`` are given where the program does not see the virtual folders: those become its own."""
+    text = prompt if names is None else names.translated(prompt)
     if brief:
         text = f"{text}\n\n{brief}"
     if not notices:
         return text
-    lines = [_line(notice, roots) for notice in notices[-_AT_MOST:]]
+    lines = [_line(notice, names) for notice in notices[-_AT_MOST:]]
     if len(notices) > _AT_MOST:
         lines.append(f"- and {len(notices) - _AT_MOST} more")
     return "\n".join([text, "", "The application has put these files here for you:", *lines])
 
 
-def _line(notice: Mapping[str, Any], roots: Roots | None) -> str:
+def _line(notice: Mapping[str, Any], names: Names | None) -> str:
     file = notice["file"]
-    path = file["path"] if roots is None else roots.real(file["path"])
+    path = file["path"] if names is None else names.real(file["path"])
     about = [f"{file['bytes']:,} bytes"]
     if file["media_type"]:
         about.insert(0, _plain(file["media_type"]))

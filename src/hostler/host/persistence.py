@@ -22,7 +22,7 @@ from ..persistent.dirs import VIRTUAL, Merge
 from ..persistent.memory import index_of
 from ..persistent.report import Report
 from ..persistent.rules import named
-from ..store import queries
+from ..store import inbox, journal, queries
 from ..store import trace as trace_queries
 from ..store.queries import Lease
 from ..types.errors import (
@@ -36,7 +36,7 @@ from ..types.events import CheckedOut, Committed, Event, Notice, PersistenceFail
 from ..types.result import Persistence
 from ..workspace import Root, SessionDirs
 from ..workspace.confined import split
-from ..workspace.roots import Roots
+from ..workspace.roots import Names
 
 if TYPE_CHECKING:
     from .local import Host
@@ -91,7 +91,7 @@ class Persistent:
                     await sync.note_loaded(behalf.turn)
         if events:
             records = await self._host.store.write(
-                lambda conn: queries.note(
+                lambda conn: journal.note(
                     conn, lease, turn=behalf.turn, events=[(event, None) for event in events], now=time()
                 )
             )
@@ -173,7 +173,7 @@ class Persistent:
         session = self._id
         row = await self._host.store.read(lambda conn: queries.get_session(conn, session))
         lease = await self._host.store.write(
-            lambda conn: queries.claim_idle(conn, session, self._host.id, self._host.is_dead)
+            lambda conn: inbox.claim_idle(conn, session, self._host.id, self._host.is_dead)
         )
         if lease is None:
             raise SessionBusy(f"A turn of session {self._key!r} runs or waits; commit when it is done.")
@@ -185,7 +185,7 @@ class Persistent:
             events = [event for dir, report in zip(dirs, reports, strict=True) for event in _told(report, dir)]
             if events:
                 records = await self._host.store.write(
-                    lambda conn: queries.note(
+                    lambda conn: journal.note(
                         conn, lease, turn=None, events=[(event, None) for event in events], now=time()
                     ),
                     durable=True,
@@ -236,7 +236,7 @@ class Persistent:
 
     # ---- telling the agent
 
-    async def brief(self, names: Roots | None, native_id: str | None) -> str:
+    async def brief(self, names: Names | None, native_id: str | None) -> str:
         """What is to be said to the agent of its dirs, with its next prompt; empty when it was told the same before."""
         if not self.given:
             return ""

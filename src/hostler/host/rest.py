@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Row
 
 from ..sandboxes.choice import recipe_of
-from ..store import queries, spoken
+from ..store import inbox, journal, queries, spoken
 from ..store.queries import Lease
 from ..types.errors import CapabilityUnsupported, SandboxError, SessionBusy
 from ..types.events import Forked, HostEvent, SnapshotRestored, SnapshotTaken
@@ -111,7 +111,7 @@ async def _at_rest(live: LiveSession) -> AsyncIterator[Lease]:
     """Hold the session between two turns. Raises SessionBusy while one runs or waits."""
     host = live.host
     row = await host.store.read(lambda conn: queries.get_session(conn, live.id))
-    lease = await host.store.write(lambda conn: queries.claim_idle(conn, live.id, host.id, host.is_dead))
+    lease = await host.store.write(lambda conn: inbox.claim_idle(conn, live.id, host.id, host.is_dead))
     if lease is None:
         raise SessionBusy(
             f"Session {live.key!r} runs a turn, or one waits in it. Try again when it is done, or cancel it."
@@ -125,6 +125,6 @@ async def _at_rest(live: LiveSession) -> AsyncIterator[Lease]:
 
 async def _note(live: LiveSession, lease: Lease, event: HostEvent) -> None:
     records = await live.host.store.write(
-        lambda conn: queries.note(conn, lease, turn=None, events=[(event, None)], now=time())
+        lambda conn: journal.note(conn, lease, turn=None, events=[(event, None)], now=time())
     )
     live.host.journal.publish(live.id, records)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from ..keeper import KeeperAddress
 from ..store import Store, queries
 from ..store.queries import Expired
 from ..types.errors import HarnessError, SessionBusy
-from ..workspace import SessionDirs
+from ..workspace import SessionDirs, layout
 from .persistence import uncommitted
 from .settings import Settings
 
@@ -52,7 +51,7 @@ async def remove(data_dir: str, store: Store, session: Expired) -> bool:
     """Erase it with all that belongs to it, unless it was used meanwhile."""
     removed = await store.write(lambda conn: queries.delete_unused(conn, session), durable=True)
     if removed and (aside := await asyncio.to_thread(SessionDirs.of(data_dir, session.key).set_aside)) is not None:
-        await asyncio.to_thread(shutil.rmtree, aside, True)
+        await asyncio.to_thread(layout.erase, aside)
     return removed
 
 
@@ -72,7 +71,7 @@ async def erase(host: Host, row: Row[Any]) -> None:
             await host.store.write(lambda conn: queries.release(conn, lease, row.status))
         raise
     if aside is not None:
-        await asyncio.to_thread(shutil.rmtree, aside, True)
+        await asyncio.to_thread(layout.erase, aside)
 
 
 def _days(seconds: float) -> str:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from .. import portal
 from ..answer import settle
 from ..ladder import OtherVersion, Place
 from ..output import held
 from ..progress import Progress
-from ..store import approvals, queries
+from ..store import journal
+from ..store.inbox import Turn as StoredTurn
 from ..store.queries import Lease
-from ..store.queries import Turn as StoredTurn
 from ..turn import Bounds, Journal, Outcome, Running, Stop, run_turn
 from ..types.errors import HarnessError, LeaseLost, SandboxError, StoreError
-from ..types.events import Answered, Approval, Record, Started
+from ..types.events import Answered, Approval, ModelCall, Record, Started
 from ..types.result import ErrorInfo
-from ..types.runtime import Answer, Ended
+from ..types.runtime import Ended
 from . import transcript
+from .asking import approver
 from .errors import error_code
 from .finish import finish
 from .hold import masker_of
@@ -60,7 +59,8 @@ async def run(live: LiveSession, turn: StoredTurn, lease: Lease, call: Call) -> 
         return
     try:
         place = live.place_of(rules, call)
-        live.tools.begin_turn(running, lease, rules, turn.input["extra_body"], call.loop, masker_of(place))
+        about = (rules, turn.input["extra_body"], call.loop, masker_of(place))
+        live.tools.begin_turn(running, lease, *about, asks=place.approvals)
         behalf = Behalf(turn.id, turn.input["extra_body"], call.loop, running.stopping)
         strict = rules.get("on_persistence_error") == "raise"
         await live.persistent.begin(lease, behalf, recovered=recovered, strict=strict)
@@ -116,7 +116,7 @@ async def _speak(
         started = Started(reached.resumed, lease.epoch, recovered)
         outcome = await run_turn(
             running,
-            (started, *(said.notices if reached.progress.turn != turn.id else ())),
+            (started, *reached.notices, *(said.notices if reached.progress.turn != turn.id else ())),
             reached.program,
             reached.progress,
             live.runtime.codec,
@@ -130,7 +130,7 @@ async def _speak(
             ),
             _journal(live, lease, turn.id, place.rules.get("trace", True)),
             masker_of(place),
-            _approver(live, running, turn, call),
+            approver(live, running, turn.input["extra_body"], call),
             output,
         )
         if (refused := transcript.refusal(said, outcome, running.events)) is None:
@@ -140,6 +140,8 @@ async def _speak(
 
 async def _slot(live: LiveSession, running: Running, recovered: bool) -> bool:
     """Wait for a slot; False when the turn was stopped before it had one. A recovered one has a program to end."""
+    if live.host.slots.take_own(live.hold):
+        return True
     taking = asyncio.create_task(live.host.slots.take(live.hold))
     stopping = asyncio.create_task(running.stopping.wait())
     try:
@@ -160,6 +162,8 @@ async def _remember(live: LiveSession, running: Running, turn: StoredTurn) -> No
     while found := await _records(live, turn.id, after):
         for record in found:
             running.events.append((record.event, record.parent))
+            if isinstance(record.event, ModelCall):
+                running.called(record.event)
             if isinstance(record.event, Approval):
                 running.approvals[record.event.id] = record.event
             elif isinstance(record.event, Answered):
@@ -169,7 +173,7 @@ async def _remember(live: LiveSession, running: Running, turn: StoredTurn) -> No
 
 async def _records(live: LiveSession, turn: str, after: int) -> list[Record]:
     fetch = live.host.journal.fetch
-    return await live.host.store.read(lambda conn: queries.read_records(conn, live.id, after, turn=turn, fetch=fetch))
+    return await live.host.store.read(lambda conn: journal.read_records(conn, live.id, after, turn=turn, fetch=fetch))
 
 
 def _journal(live: LiveSession, lease: Lease, turn: str, trace: bool) -> Journal:
@@ -178,7 +182,7 @@ def _journal(live: LiveSession, lease: Lease, turn: str, trace: bool) -> Journal
     async def append(given: Any, progress: Progress, native_id: str | None) -> Any:
         events = await shelve(given, blobs) if trace else given
         return await live.host.store.write(
-            lambda conn: queries.append(
+            lambda conn: journal.append(
                 conn,
                 lease,
                 turn=turn,
@@ -191,28 +195,3 @@ def _journal(live: LiveSession, lease: Lease, turn: str, trace: bool) -> Journal
         )
 
     return Journal(append, lambda records: live.host.journal.publish(live.id, records))
-
-
-def _approver(live: LiveSession, running: Running, turn: StoredTurn, call: Call) -> Callable[[Approval], None]:
-    callback = call.on_approval or live.options.on_approval
-
-    async def ask(approval: Approval) -> None:
-        known = await live.host.store.read(lambda conn: approvals.remembered(conn, live.id, approval))
-        if known is not None:
-            running.put(Answer(approval.id, known, "Answered for good before."))
-            return
-        if callback is None:
-            return
-        try:
-            allow = await portal.call_back(
-                callback, replace(approval, extra_body=turn.input["extra_body"]), loop=call.loop
-            )
-            answer = Answer(approval.id, bool(allow), None if allow else "The application said no.")
-        except Exception as error:
-            answer = Answer(approval.id, False, f"The application's on_approval failed: {error!r}")
-        running.put(answer)
-
-    def spawn(approval: Approval) -> None:
-        live.host.spawn(ask(approval))
-
-    return spawn

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..store.queries import Fetch, Journalled, Shelved, Writable
+from ..store.journal import Fetch, Journalled, Shelved, Writable
 from ..types.events import Approval, Event, ToolCall, ToolResult, event_to_dict
 from ..workspace import SessionDirs
 from ..workspace.blobs import Blobs

@@ -35,15 +35,22 @@ class Slots:
         """Wait for a slot for a turn of this session; its own idle program has one already, unless others wait."""
         while (evicting := self._evicting.get(occupant)) is not None:
             await asyncio.wait([evicting])
-        if occupant in self._idle and not self._door.locked():
-            del self._idle[occupant]
-        else:
-            async with self._door:
-                while occupant not in self._idle and not await self._room():
-                    self._changed.clear()
-                    await self._changed.wait()
-                self._idle.pop(occupant, None)
+        if self.take_own(occupant):
+            return
+        async with self._door:
+            while occupant not in self._idle and not await self._room():
+                self._changed.clear()
+                await self._changed.wait()
+            self._idle.pop(occupant, None)
         self._busy.add(occupant)
+
+    def take_own(self, occupant: Occupant) -> bool:
+        """Take the slot of the session's own idle program, unless others wait; whether it was there."""
+        if occupant not in self._idle or self._door.locked():
+            return False
+        del self._idle[occupant]
+        self._busy.add(occupant)
+        return True
 
     def rest(self, occupant: Occupant) -> None:
         """The turn is over and its program stays, idle."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from ..telemetry.redaction import Masker
 from ..turn import HOST_ASKS, Running
 from ..types.errors import HarnessError
 from ..types.events import Approval, CallbackFailed
+from ..types.questions import QUESTION
 from ..types.rules import choose
 from ..types.tools import ToolAnswer, ToolCallAsked, ToolContext, Verdict
 from ..workspace.artifacts import FOLDER
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 Reach: TypeAlias = "Callable[[LiveSession], tuple[Files, Artifacts]]"
 _RESULTS = f"{FOLDER}/tool-results"
 _LOOK = 0.1  # s between looks at a call that another process runs
+_BEGINS = 10.0  # s in which a turn that has a program has given it the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class _Turn:
     rules: Mapping[str, Any]
     extra_body: Any
     loop: asyncio.AbstractEventLoop | None
+    asks: bool  # somebody can answer a question
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -53,15 +57,39 @@ class SessionTools:
         self._masker = Masker()
         self._called = False
         self.server: ToolServer | None = None
+        self._own: tuple[HostTool, ...] = ()
 
     def offer(self, tools: tuple[HostTool, ...]) -> None:
-        """The tools that the session has from now on."""
+        """The tools of the app that the session has from now on."""
+        self._own = tools
+        if self.server is not None or tools:
+            self._serve(tools)
+
+    def _serve(self, tools: tuple[HostTool, ...]) -> None:
+        from ..toolserver import ToolServer, question_tool  # slow to import, and most sessions have no tools
+
+        if self._live.runtime.capabilities.questions == "tool" and QUESTION not in {tool.name for tool in tools}:
+            tools = (*tools, question_tool())
         if self.server is not None:
             self.server.offer(tools)
-        elif tools:
-            from ..toolserver import ToolServer  # slow to import, and most sessions have no tools
-
+        else:
             self.server = ToolServer(tools, self, timeout=self._live.host.settings.tool_timeout)
+
+    def digest(self, asks: bool) -> str | None:
+        """Changes when the program would have to be told of other tools in a turn in which somebody can be asked, or
+        nobody; None when it has none then."""
+        asks = asks and self._live.runtime.capabilities.questions == "tool"
+        if not self._own and not asks:
+            return None
+        from ..toolserver import digest
+
+        if self.server is None:
+            self._serve(self._own)
+        return digest(self._own) + ("?" if asks else "")
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self.server.names if self.server is not None else frozenset()
 
     def begin_turn(
         self,
@@ -71,9 +99,11 @@ class SessionTools:
         extra_body: Any,
         loop: asyncio.AbstractEventLoop | None,
         masker: Masker,
+        *,
+        asks: bool,
     ) -> None:
         """Calls that come from now on belong to this turn."""
-        self._turn = _Turn(running, lease, rules, extra_body, loop)
+        self._turn = _Turn(running, lease, rules, extra_body, loop, asks)
         self._masker = masker
         self._called = bool(running.events)  # by a host before us, maybe
 
@@ -91,17 +121,31 @@ class SessionTools:
 
     # ---- the desk ---------------------------------------------------------------------------------------------------
 
-    def now(self) -> Now | None:
+    async def now(self, frame: int | None) -> Now | None:
         from ..toolserver import Now
 
         turn = self._turn
-        if turn is None or self._live.running is not turn.running:
+        if turn is None:
+            return None
+        running = turn.running
+        if frame is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(running.told.wait(), _BEGINS)
+            if frame <= running.begun or not running.begun:
+                return None  # of a turn that is over: the host that had it has died before it could answer
+        if self._live.running is not running or self._turn is not turn:
             return None
         return Now(turn.running.turn, turn.running.stopping, turn.over, turn.loop)
 
     def shows(self, tool: str) -> bool:
         rules = self._turn.rules if self._turn is not None else self._live.rules
+        if self._asks(tool) and not (self._turn is not None and self._turn.asks):
+            return False
         return choose(rules, tool) != "deny"
+
+    def _asks(self, tool: str) -> bool:
+        """Whether it is no tool of the app but the one that puts questions."""
+        return tool == QUESTION and all(own.name != QUESTION for own in self._own)
 
     def context(self, call: ToolCallAsked, cancel: threading.Event) -> ToolContext:
         assert self._turn is not None
@@ -110,6 +154,8 @@ class SessionTools:
 
     async def permit(self, call: ToolCallAsked) -> Verdict:
         assert self._turn is not None
+        if self._asks(call.tool):
+            return await self._put_questions(call, self._turn)
         match choose(self._turn.rules, call.tool, call.about):
             case "deny":
                 return Verdict(False)
@@ -118,6 +164,16 @@ class SessionTools:
                 answered = await self._turn.running.ask(question)
                 return Verdict(answered.allow, answered.reason)
         return Verdict(True)
+
+    async def _put_questions(self, call: ToolCallAsked, turn: _Turn) -> Verdict:
+        from ..toolserver import asked, told
+
+        if not turn.asks or choose(turn.rules, call.tool) == "deny":
+            return Verdict(False, "Nobody is there to be asked.")
+        questions = asked(call.input)
+        shown = {"questions": [question.to_dict() for question in questions]}
+        answered = await turn.running.ask(Approval(f"{HOST_ASKS}{call.key[:16]}", QUESTION, shown))
+        return Verdict(True, answer=told(questions, answered.answers, answered.reason))
 
     async def begin(self, call: ToolCallAsked) -> ToolAnswer | None:
         from ..toolserver import OUTCOME_UNKNOWN
@@ -161,7 +217,7 @@ class SessionTools:
             data = self._masker.mask(data.decode()).encode()
         root, inner = live.roots.resolve(path)
         await asyncio.to_thread(root.write, inner, data)
-        return path if live.names is None else live.roots.real(path)
+        return path if live.names is None else live.names.real(live.roots.virtual(path))
 
     def failed(self, failure: CallbackFailed) -> None:
         running = self._live.running

@@ -17,8 +17,8 @@ from ..ladder import Branch, Stored
 from ..messages import Append, File, Fork, Message, Seed, Seen
 from ..progress import text_of
 from ..store import Store, spoken
-from ..store.queries import Journalled
-from ..store.queries import Turn as StoredTurn
+from ..store.inbox import Turn as StoredTurn
+from ..store.journal import Journalled
 from ..turn import Outcome
 from ..types.errors import PathError
 from ..types.events import ModelCall, Notice

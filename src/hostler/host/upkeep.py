@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row
 
 from .. import keeper
 from ..keeper import KeeperAddress, KeeperError, KeeperGone
-from ..store import Store, queries
+from ..store import Store, inbox, journal, queries
 from ..store.queries import Lease
 from ..types.errors import SessionBusy, SessionLost
 
@@ -41,7 +41,7 @@ class KeptProgram:
 async def programs(store: Store) -> list[KeptProgram]:
     """The programs that live on this machine, the oldest first."""
     rows = [row for row in await store.read(queries.list_sessions) if row.program]
-    in_turn = await store.read(queries.running_sessions)
+    in_turn = await store.read(inbox.running_sessions)
     living = [row for row in rows if keeper.alive(_address(row))]
     found = await asyncio.gather(*(_described(row, row.id in in_turn) for row in living))
     return sorted(found, key=lambda program: program.age, reverse=True)
@@ -57,7 +57,7 @@ async def kill(host: Host, key: str) -> bool:
     if row is None:
         raise SessionLost(f"Session {key!r} is not in the store {host.data_dir}.")
     session = row.id
-    stopped = await host.store.write(lambda conn: queries.request_stop(conn, session, None, "cancelled"), durable=True)
+    stopped = await host.store.write(lambda conn: inbox.request_stop(conn, session, None, "cancelled"), durable=True)
     lease = await _claimed(host, session)
     if lease is None:
         raise SessionBusy(
@@ -102,7 +102,7 @@ async def _is_held(row: Row[Any]) -> bool:
 
 async def _end_parked(host: Host, row: Row[Any]) -> None:
     lease = await host.store.write(
-        lambda conn: queries.claim_parked(conn, row.id, host.id, host.is_dead, row.program),
+        lambda conn: inbox.claim_parked(conn, row.id, host.id, host.is_dead, row.program),
     )
     if lease is not None:
         await _end(host, lease)
@@ -124,10 +124,10 @@ async def _end(host: Host, lease: Lease) -> bool:
         lived = bool(row.program) and keeper.alive(_address(row))
         if row.program:
             await keeper.end(_address(row), epoch=lease.epoch, holder=lease.holder)
-        in_turn = lease.session in await host.store.read(queries.running_sessions)
+        in_turn = lease.session in await host.store.read(inbox.running_sessions)
         if not in_turn:  # else the log of the dead keeper is still to be read by whoever brings the turn to its Done
             await host.store.write(
-                lambda conn: queries.set_program(conn, lease, program=None, frame=0, progress=None), durable=True
+                lambda conn: journal.set_program(conn, lease, program=None, frame=0, progress=None), durable=True
             )
         return lived
     finally:

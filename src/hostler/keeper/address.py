@@ -20,6 +20,10 @@ class KeeperSpec:
     it shares the host's network); ``groups`` are control groups to be made for it, ``{"dir": ..., "settings": {file:
     text}}``. ``enclosed`` says that ``argv`` only starts the program, which a polite end is meant for: it gets the
     program's stdin and stdout as its descriptors 4 and 5, ``feeds`` as the contents of 6, 7, ..., and nothing for its own.
+
+    ``far`` is given for a program that runs in a container: its ``bridge`` is the command that stands for it here. That
+    gets the rest of it on descriptor 4, as a line of JSON with ``argv`` and ``env``, and there the keeper's wishes, lines
+    too: ``turn`` (one begins), ``sweep N`` (what it has started is to be ended; the answer is ``swept N``), ``end N`` (``ended N``).
     """
 
     argv: list[str]
@@ -35,6 +39,7 @@ class KeeperSpec:
     model_port: int = 0
     groups: tuple[dict[str, Any], ...] = ()
     enclosed: bool = False
+    far: dict[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

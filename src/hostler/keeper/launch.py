@@ -71,6 +71,7 @@ def _start(spec: KeeperSpec, model_socket: socket.socket | None) -> KeeperAddres
         "model_port": spec.model_port,
         "groups": list(spec.groups),
         "enclosed": spec.enclosed,
+        "far": None if spec.far is None else {**spec.far, "mark": spec.mark},
     }
     model_fd = model_socket.fileno() if model_socket is not None else -1
     guard = os.environ.get(_GUARD_ENV, "")

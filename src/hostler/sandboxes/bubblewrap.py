@@ -119,6 +119,10 @@ class Bubblewrap:
             groups=held.groups,
         )
 
+    def inside(self, folders: Folders) -> Folders:
+        """The folders as the program sees them, wherever they are."""
+        return INSIDE
+
     def on(self, folder: str) -> Bubblewrap:
         """The same sandbox with another workspace."""
         return Bubblewrap(folder, self._network, self._limits, self._ro, self._env, self._inherit)

@@ -10,6 +10,7 @@ from ..types.errors import OptionsMismatch, SandboxError
 from ..types.sandbox import Sandbox
 from . import probe
 from .bubblewrap import bubblewrap
+from .docker import again as docker_again
 from .limits import Limits
 from .local import local
 
@@ -42,7 +43,7 @@ def again(recipe: Mapping[str, Any], folder: str, session: str) -> Sandbox:
     """The sandbox of a recipe that was stored with a session, on ``folder``. Raises OptionsMismatch for one that cannot
     be made from what is stored, SandboxError for one that does not work here."""
     kind = recipe.get("kind")
-    if kind not in _KINDS:
+    if kind not in (*_KINDS, "docker"):
         raise OptionsMismatch(
             f"Session {session!r} was made with a sandbox of the app's own ({kind}); pass it again: sandbox=..."
         )
@@ -53,7 +54,9 @@ def again(recipe: Mapping[str, Any], folder: str, session: str) -> Sandbox:
         )
     inherit = recipe.get("inherit", ())
     made: Sandbox
-    if kind == "local":
+    if kind == "docker":
+        made = docker_again(recipe, folder)
+    elif kind == "local":
         made = local(folder, inherit=inherit)
     else:
         made = bubblewrap(

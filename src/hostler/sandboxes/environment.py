@@ -19,9 +19,13 @@ def base(env: Mapping[str, str], inherit: frozenset[str], *, home: str, tmp: str
     """The allow-list, the host's variables named in ``inherit``, and on top ``env``."""
     host = os.environ
     out = {name: host[name] for name in host if name in _PASSED or name.startswith("LC_") or name in inherit}
-    out |= {"TERM": "dumb", "PATH": path(), **env, "HOME": home, "TMPDIR": tmp}
+    return direct({**out, "TERM": "dumb", "PATH": path(), **env, "HOME": home, "TMPDIR": tmp})
+
+
+def direct(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` in which no proxy is asked for what is on the loopback: the model's address is."""
+    out = dict(env)
     if any(name.lower() in _PROXIES for name in out):
-        # The model's address is on the loopback; a proxy would be asked for it otherwise.
         direct = [*out.get("NO_PROXY", "").split(","), *out.get("no_proxy", "").split(","), *_LOOPBACK]
         out["NO_PROXY"] = out["no_proxy"] = ",".join(dict.fromkeys(filter(None, direct)))
     return out

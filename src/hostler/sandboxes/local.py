@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from ..types.errors import SandboxError
-from ..types.sandbox import Enclosure, Job
+from ..types.sandbox import Enclosure, Folders, Job
 from . import environment
 
 
@@ -43,6 +43,10 @@ class Local:
     def enclose(self, job: Job) -> Enclosure:
         """The job as it is: inside is outside here."""
         return Enclosure(job.program, job.folders, self.workdir, job.servers)
+
+    def inside(self, folders: Folders) -> Folders:
+        """The same: inside is outside here."""
+        return folders
 
     def on(self, folder: str) -> Local:
         """The same sandbox with another workspace."""

@@ -6,6 +6,7 @@ import errno
 import platform
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 # What reaches into other processes, makes namespaces or mounts, changes the kernel, or is a common way out of it.
 _DENIED = (
@@ -46,6 +47,7 @@ _COMMON = {
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "clone3": 435, "pidfd_getfd": 438,
     "process_madvise": 440, "mount_setattr": 442, "quotactl_fd": 443,
 }  # fmt: skip
+_OCI_NAMES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 _MACHINES = {"x86_64": (0xC000003E, _X86_64), "aarch64": (0xC00000B7, _AARCH64)}
 
 _NR, _ARCH, _ARGUMENT = (
@@ -91,6 +93,34 @@ def program(machine: str | None = None) -> bytes:
         code += _on(numbers["ioctl"], _argument(1, _EQUAL, request, errno.EPERM))
     code.append(_return(_ALLOW))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+def profile(machine: str | None = None) -> dict[str, Any]:
+    """The same filter as container engines take it (JSON, in the words of the OCI). Raises KeyError for an unknown machine."""
+    name = machine or platform.machine()
+    known = {**_MACHINES[name][1], **_COMMON}
+    low = 0xFFFFFFFF  # the kernel takes no more of these arguments
+    spaces = [1 << bit for bit in range(32) if _NAMESPACES >> bit & 1]
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "architectures": [_OCI_NAMES[name]],  # calls of another one are the end of whoever makes them
+        "syscalls": [
+            _refused([denied for denied in _DENIED if denied in known], errno.EPERM),
+            _refused(["clone3"], errno.ENOSYS),
+            *(_refused(["clone"], errno.EPERM, 0, space, space) for space in spaces),
+            _refused(["socket"], errno.EAFNOSUPPORT, 0, low, _VSOCK),
+            *(_refused(["ioctl"], errno.EPERM, 1, low, request) for request in _TERMINAL_INPUT),
+        ],
+    }
+
+
+def _refused(names: list[str], error: int, *test: int) -> dict[str, Any]:
+    """``test`` is the index of an argument, a mask, and what the argument must be behind the mask."""
+    found: dict[str, Any] = {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": error}
+    if test:
+        index, mask, value = test
+        found["args"] = [{"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}]
+    return found
 
 
 def _on(number: int, then: Sequence[_Instruction]) -> list[_Instruction]:

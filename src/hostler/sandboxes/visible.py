@@ -108,15 +108,33 @@ def _needs(file: str, which: Which, levels: int) -> Iterator[str]:
     for packages in ("site-packages", "dist-packages"):
         if packages in parts and (index := parts.index(packages)) + 2 < len(parts):
             yield str(Path(*parts[: index + 2]))
+    if real.suffix == ".py" and (package := _package(real)) is not None:
+        yield str(package)
     if real.name.startswith("python") and (library := real.parent.parent / "lib").is_dir():
         yield str(library)
         environment = Path(file).parent.parent
         if (environment / "pyvenv.cfg").is_file():
             yield str(environment)
+            yield from _joined(environment)
     interpreter = _interpreter(real, which)
     if interpreter and levels:
         yield from _needs(interpreter, which, levels - 1)
         yield interpreter
+
+
+def _package(file: Path) -> Path | None:
+    """The outermost Python package around a file, wherever it is imported from."""
+    folders = list(itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents))
+    return folders[-1] if folders else None
+
+
+def _joined(environment: Path) -> Iterator[str]:
+    """The packages of other environments that this one has put to its own. What else its path files name may be whole
+    projects, with all that lies in them: of these only what is run is shown."""
+    for listing in environment.glob("lib*/python*/site-packages/*.pth"):
+        for line in listing.read_text(errors="replace").splitlines():
+            if os.path.basename(line.rstrip("/")) in ("site-packages", "dist-packages") and os.path.isdir(line):
+                yield line
 
 
 def _runs(file: str) -> bool:

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, select, update
 
 from ..types.errors import HarnessError
 from ..types.events import Answered, Approval
-from . import queries
-from .queries import Fetch
+from . import journal, queries
+from .journal import Fetch
 from .schema import records, sessions, turns
 
 _ABOUT = ('{"type":"approval"%', '{"type":"answered"%')  # how the journal writes them
@@ -35,6 +35,7 @@ class Left:
     id: str
     allow: bool
     reason: str | None = None
+    answers: dict[str, list[str]] | None = None
 
 
 def open_questions(conn: Connection, session: int | None = None, fetch: Fetch | None = None) -> list[Question]:
@@ -57,7 +58,7 @@ def open_questions(conn: Connection, session: int | None = None, fetch: Fetch | 
             )
             .order_by(records.c.seq)
         ):
-            event = queries.load_event(row.event, turn.key, fetch)
+            event = journal.load_event(row.event, turn.key, fetch)
             if isinstance(event, Approval):
                 asked[event.id] = Question(turn.key, turn.id, row.at, event, event.id in left)
             elif isinstance(event, Answered):
@@ -66,21 +67,25 @@ def open_questions(conn: Connection, session: int | None = None, fetch: Fetch | 
     return found
 
 
+def open_question(conn: Connection, session: int, id: str, fetch: Fetch | None = None) -> Question:
+    """The one with this id. Raises HarnessError when it is not open, or was answered."""
+    for question in open_questions(conn, session, fetch):
+        if question.approval.id == id:
+            if question.answered:
+                raise HarnessError(f"The approval {id!r} of session {question.session!r} was answered already.")
+            return question
+    key = queries.get_session(conn, session).key
+    raise HarnessError(f"Session {key!r} has no open approval {id!r}: it was answered, or its turn is over.")
+
+
 def leave_answer(conn: Connection, session: int, answer: Left, *, always: bool = False) -> None:
     """Leave an answer for the turn that asked. Raises HarnessError when the question is not open, or was answered."""
-    for question in open_questions(conn, session):
-        if question.approval.id != answer.id:
-            continue
-        if question.answered:
-            raise HarnessError(f"The approval {answer.id!r} of session {question.session!r} was answered already.")
-        row = conn.execute(select(turns.c.answers).where(turns.c.id == question.turn)).one()
-        given = {"id": answer.id, "allow": answer.allow, "reason": answer.reason}
-        conn.execute(update(turns).where(turns.c.id == question.turn).values(answers=[*(row.answers or ()), given]))
-        if always:
-            remember(conn, session, question.approval, answer.allow)
-        return
-    key = queries.get_session(conn, session).key
-    raise HarnessError(f"Session {key!r} has no open approval {answer.id!r}: it was answered, or its turn is over.")
+    question = open_question(conn, session, answer.id)
+    row = conn.execute(select(turns.c.answers).where(turns.c.id == question.turn)).one()
+    given = {"id": answer.id, "allow": answer.allow, "reason": answer.reason, "answers": answer.answers}
+    conn.execute(update(turns).where(turns.c.id == question.turn).values(answers=[*(row.answers or ()), given]))
+    if always:
+        remember(conn, session, question.approval, answer.allow)
 
 
 def answers_left(conn: Connection, ids: list[str]) -> dict[str, list[Left]]:
@@ -93,13 +98,17 @@ def answers_left(conn: Connection, ids: list[str]) -> dict[str, list[Left]]:
 
 
 def remember(conn: Connection, session: int, approval: Approval, allow: bool) -> None:
-    """Answer every later question like this one in the same way."""
+    """Answer every later question like this one in the same way. What is no yes or no is asked each time."""
+    if approval.questions:
+        return
     known = queries.get_session(conn, session).always
     conn.execute(update(sessions).where(sessions.c.id == session).values(always={**known, _kind(approval): allow}))
 
 
 def remembered(conn: Connection, session: int, approval: Approval) -> bool | None:
     """The answer for good to a question like this one."""
+    if approval.questions:
+        return None
     answer = queries.get_session(conn, session).always.get(_kind(approval))
     return None if answer is None else bool(answer)
 

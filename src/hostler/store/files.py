@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from ..types.events import FileMoved, FileRemoved, FileStaged, Record
 from ..types.result import FileRef
-from . import queries
+from . import journal, queries
 from .schema import artifacts, sessions, turns
 
 _NOTICES = 1000  # files that wait to be told; beyond that the oldest are not
@@ -64,7 +64,7 @@ def _journal(
     running = conn.execute(
         select(turns.c.id).where(turns.c.session == row.id, turns.c.status == "running").limit(1)
     ).scalar()
-    return queries.write_records(conn, row.key, row.id, row.seq, running, [(event, None)], now)
+    return journal.write_records(conn, row.key, row.id, row.seq, running, [(event, None)], now)
 
 
 def forget_notices(conn: Connection, session: int, before: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, update
 
-from . import queries
+from . import inbox
 from .schema import records, turns
 
 # What an erased record has instead of what was said and done.
@@ -61,4 +61,4 @@ def last_extra_body(conn: Connection, session: int) -> Any:
 
 def forget_input(conn: Connection, turn: str, input: dict[str, Any]) -> None:
     """Keep of a finished turn's input only what tells it from another."""
-    conn.execute(update(turns).where(turns.c.id == turn).values(input=queries.digest(input)))
+    conn.execute(update(turns).where(turns.c.id == turn).values(input=inbox.digest(input)))

@@ -9,7 +9,7 @@ Two ways in, one vocabulary of steps:
   other prompt is answered ``You said: ...``.
 
 Lines in: ``{"op": "hello"}``, ``{"op": "prompt", "turn", "text", "images"}``, ``{"op": "steer", "text"}``, ``{"op":
-"answer", "id", "allow", "reason"}``, ``{"op": "interrupt"}``. Lines out: ``{"ev": ...}`` with ``ready lost step text
+"answer", "id", "allow", "reason", "answers"}``, ``{"op": "interrupt"}``. Lines out: ``{"ev": ...}`` with ``ready lost step text
 reasoning retract tool_call tool_result ask asked compaction end``; ``parent`` names the sub-agent's tool call.
 
 A step is an object; its first key says what is done:
@@ -215,7 +215,10 @@ class Player:
         finally:
             self.emit("asked", id=ask)
         answer = self.inbox.answers[ask]
-        self.say("allowed" if answer["allow"] else f"denied: {answer['reason']}")
+        if answer.get("answers"):
+            self.say(f"answered: {json.dumps(answer['answers'])}")
+        else:
+            self.say("allowed" if answer["allow"] else f"denied: {answer['reason']}")
 
     # ---- what it does -----------------------------------------------------------------------------------------------
 

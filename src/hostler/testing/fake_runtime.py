@@ -86,9 +86,9 @@ class FakeCodec:
                 return Folded({**state, "turn": turn, "interrupts": 0}, sends=(_send(turn, message),))
             case Steer(key, text):
                 return Folded(state, sends=(_send(key, {"op": "steer", "text": text}),))
-            case Answer(id, allow, reason):
+            case Answer(id, allow, reason, answers):
                 asks = {key: ask for key, ask in state["asks"].items() if key != id}
-                message = {"op": "answer", "id": id, "allow": allow, "reason": reason}
+                message = {"op": "answer", "id": id, "allow": allow, "reason": reason, "answers": answers}
                 return Folded({**state, "asks": asks}, sends=(_send(f"answer:{id}", message),))
             case Interrupt():
                 count = state["interrupts"] + 1
@@ -113,7 +113,9 @@ class FakeRuntime:
         max_turns=True,
         effort=True,
         images=True,
+        portable=True,
         fork=True,
+        questions="native",
     )
     codec = FakeCodec()
     native_files = (NativeFile(".fake/{id}.jsonl", "jsonl"),)

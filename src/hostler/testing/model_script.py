@@ -15,7 +15,7 @@ _FAULTS = {"delay", "hang", "drop", "truncate", "stream_error", "error", "type",
 KEYS = frozenset(_CALLS | _SAYS | _FAULTS)
 _DIRECTIVE = re.compile(r"@@(.*?)@@", re.S)
 _CODEWORD = re.compile(r"CODEWORD-\w+")
-_SHELLS = (  # the shell tools of the agent programs, and the argument that takes the command
+SHELLS = (  # the shell tools of the agent programs, and the argument that takes the command
     ("Bash", "command"),
     ("exec_command", "cmd"),
     ("shell_command", "command"),
@@ -79,7 +79,7 @@ def calls_tools(step: Step) -> bool:
 def _call(call: Step, tools: Set[str]) -> Step | None:
     if "shell" not in call:
         return {**call, "args": call.get("args", {})}
-    for name, argument in _SHELLS:
+    for name, argument in SHELLS:
         if name in tools:
             command: Any = ["bash", "-lc", call["shell"]] if name in ("shell", "local_shell") else call["shell"]
             args = {argument: command}

@@ -51,8 +51,8 @@ class Now:
 class Desk(Protocol):
     """What the session's host decides and keeps of calls."""
 
-    def now(self) -> Now | None:
-        """The running turn."""
+    async def now(self, frame: int | None) -> Now | None:
+        """The running turn, if a request belongs to it that came before frame ``frame`` of the program's log."""
         ...
 
     def shows(self, tool: str) -> bool:
@@ -104,11 +104,18 @@ class Calls:
         self.left = False
 
     async def answer(
-        self, tool: HostTool, arguments: Mapping[str, Any], *, request: object, meta: Mapping[str, Any]
+        self,
+        tool: HostTool,
+        arguments: Mapping[str, Any],
+        *,
+        request: object,
+        meta: Mapping[str, Any],
+        frame: int | None = None,
     ) -> ToolAnswer:
-        """Run it, or join it when it is under way. ``request`` is the id of the JSON-RPC request, ``meta`` its ``_meta``.
+        """Run it, or join it when it is under way. ``request`` is the id of the JSON-RPC request, ``meta`` its ``_meta``,
+        ``frame`` when it came, where that is known (see `Desk.now`).
         Raises GivenUp when there is to be no answer: whoever has the program next is asked again."""
-        now = self._desk.now()
+        now = await self._desk.now(frame)
         if now is None:
             return NO_TURN
         try:
@@ -185,6 +192,8 @@ class Calls:
             return ToolAnswer(f"Not allowed: {verdict.reason or 'the rules of this session forbid it.'}", is_error=True)
         if now.ending:
             return ENDED
+        if verdict.answer is not None:
+            return verdict.answer
         if (before := await self._desk.begin(call)) is not None:
             return before
         self._under_way[call.key].begun = True

@@ -14,9 +14,10 @@ from starlette.types import Message, Receive, Scope, Send
 from ..endpoint.serving import CUT
 from ..types.tools import ToolAnswer
 from .calls import ENDED, Calls, Desk, GivenUp
-from .functions import HostTool, digest
+from .functions import HostTool
 
 NAME = "host"
+_FRAME = "x-hostler-frame"  # the keeper's word when the request came
 _REQUEST_LIMIT = 16 * 1024 * 1024
 _REFUSED_METHOD = {
     "type": "http.response.start",
@@ -42,9 +43,8 @@ class ToolServer:
         self._answers: set[asyncio.Task[None]] = set()
 
     def offer(self, tools: Iterable[HostTool]) -> None:
-        """Offer these from now on; calls under way go on. ``digest`` changes when a program would have to be told."""
+        """Offer these from now on; calls under way go on."""
         self._tools = {tool.name: tool for tool in tools}
-        self.digest = digest(self._tools.values())
 
     @property
     def names(self) -> frozenset[str]:
@@ -120,8 +120,15 @@ class ToolServer:
             names = ", ".join(sorted(tool.name for tool in self._shown()))
             return _result(ToolAnswer(f"There is no tool {params.name!r}; there are {names}.", is_error=True))
         meta = (context.params or {}).get("_meta") or {}
+        came = context.request.headers.get(_FRAME, "")
         try:
-            answer = await self._calls.answer(tool, params.arguments or {}, request=context.request_id, meta=meta)
+            answer = await self._calls.answer(
+                tool,
+                params.arguments or {},
+                request=context.request_id,
+                meta=meta,
+                frame=int(came) if came.isdecimal() else None,
+            )
         except GivenUp:
             context.request.scope[CUT]()
             answer = ENDED  # goes nowhere

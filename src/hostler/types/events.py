@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from .questions import Answers, Question, questions_of
 from .result import ErrorInfo, FileRef, Persistence, Result, Usage
 
 # ---- what the agent did: TurnEvents ---------------------------------------------------------------------------------
@@ -71,24 +72,34 @@ class FileChange:
 class Approval:
     """The program asks before it uses a tool. Answer with ``a.allow()`` / ``a.deny(reason)``, awaited in async code, or
     from any process with ``session.answer(a.id, allow=...)``. ``always=True`` answers for good: the session does not ask
-    again for the same tool (for a shell command: for the same command)."""
+    again for the same tool (for a shell command: for the same command).
+
+    With the tool ``"question"`` it asks something else: ``questions`` are what, and ``allow(answers="...")``, or
+    ``answers={id: text}`` when there are several, answers them."""
 
     id: str
     tool: str
     input: Any
     extra_body: Any = None
-    answer: Callable[[bool, str | None, bool], Awaitable[None]] | None = field(default=None, repr=False, compare=False)
+    answer: Callable[[bool, str | None, bool, Answers | None], Awaitable[None]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
-    def allow(self, *, always: bool = False) -> Awaitable[None]:
-        return self._answer(True, None, always)
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What is asked, when it is not whether a tool may be used."""
+        return questions_of(self.tool, self.input)
+
+    def allow(self, *, always: bool = False, answers: Answers | None = None) -> Awaitable[None]:
+        return self._answer(True, None, always, answers)
 
     def deny(self, reason: str | None = None, *, always: bool = False) -> Awaitable[None]:
-        return self._answer(False, reason, always)
+        return self._answer(False, reason, always, None)
 
-    def _answer(self, allow: bool, reason: str | None, always: bool) -> Awaitable[None]:
+    def _answer(self, allow: bool, reason: str | None, always: bool, answers: Answers | None) -> Awaitable[None]:
         if self.answer is None:
             raise RuntimeError("This Approval was read from the journal; answer it with session.answer(id, allow=...).")
-        return self.answer(allow, reason, always)
+        return self.answer(allow, reason, always, answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +155,7 @@ class Started:
 class ModelCall:
     """One model call as the endpoint saw it. ``cost`` in US dollars or None when unknown; ``status`` is ``ok``,
     ``refused`` (``error`` says how), ``cut`` (the stream ended early) or ``silent``; ``http_status`` is the
-    provider's last answer."""
+    provider's last answer. ``sub_agent``: it is known not to be the main agent's."""
 
     model: str
     usage: Usage
@@ -152,15 +163,17 @@ class ModelCall:
     status: Literal["ok", "refused", "cut", "silent"] = "ok"
     http_status: int | None = None
     error: ErrorInfo | None = None
+    sub_agent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An Approval was answered."""
+    """An Approval was answered; ``answers`` are those to its questions, by their ids."""
 
     id: str
     allow: bool
     reason: str | None = None
+    answers: dict[str, list[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,13 +65,20 @@ Permissions: TypeAlias = Literal["full", "read-only", "edit", "ask"]
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a program can do under hostler; the sheet that `agent_capabilities` gives. ``fork``: a conversation can be
-    gone on with from the end of any of its turns. ``fresh``: a program that runs can begin another conversation. ``images``:
-    pictures are given to the model, not only their paths.
+    """What a program can do under hostler; the sheet that `agent_capabilities` gives, and that the conformance suite
+    (`hostler.testing.conformance`) proves with the program itself. ``deltas``: answers are streamed in pieces. ``portable``:
+    its history is saved with the session, which goes on in a fresh home and can be forked. ``fork``: a conversation can be
+    gone on with from the end of any of its turns. ``images``: pictures are given to the model, not only their paths.
 
     Every program can be given ``output=`` and ``skills=``. ``output``: ``"schema"`` when the program has a way of its own
     to hold its model to one, ``"prompt"`` when it is asked in words; the answer is checked in either case. ``skills``:
     ``"native"`` when the program offers them in its own way, ``"prompt"`` when hostler lists them for it.
+    ``questions``: how its agent asks a person something, where one can answer: ``"native"``, or ``"tool"`` for a tool of
+    hostler's. ``sub_agent_header``: which header tells its sub-agents' model calls from those of the main agent.
+
+    ``repeats_cut_calls``: a model call whose answer breaks off is made again; else the turn ends with an error. ``fresh`` is
+    only of use to hostler: a program that runs can begin another conversation. ``reasons`` has, by name of the field (for
+    permissions, of the mode), why the program cannot do it.
     """
 
     permissions: tuple[Permissions, ...] = ("full",)
@@ -88,9 +95,14 @@ class Capabilities:
     effort: bool = False
     images: bool = False
     skills: Literal["native", "prompt"] = "prompt"
+    deltas: bool = True
+    portable: bool = False
     fork: bool = False
     fresh: bool = False
     repeats_cut_calls: bool = True
+    questions: Literal["native", "tool"] | None = None
+    sub_agent_header: str | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,7 @@ class LaunchContext:
     ``argv`` refers to. ``new_id`` is a fresh uuid that a program which takes one may give to a new conversation.
     ``artifacts`` is the folder for results, ``folders`` are others of the session; with ``permissions="edit"`` they may
     be written as the workspace may.
+    ``approvals``: somebody can be asked, for leave to use a tool or for an answer.
     ``output_schema`` is set when the runtime takes it at launch (see `Runtime.takes_schema`). ``skills`` is the folder of
     the session's skills (one folder each, with a SKILL.md), or None when it has none.
     """
@@ -226,11 +239,12 @@ class Steer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer the Approval with this id."""
+    """Answer the Approval with this id; ``answers`` are the texts that answer its questions, by their ids."""
 
     id: str
     allow: bool
     reason: str | None = None
+    answers: Mapping[str, list[str]] | None = None
 
 
 Command: TypeAlias = Prompt | Interrupt | Steer | Answer
@@ -261,6 +275,14 @@ class StepStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Withhold:
+    """With ``on`` the program is about to say what belongs before the turn's first model call, which waits for it; without,
+    it has said it."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Unfit:
     """The program shows that it is not in the conversation it should be in; the turn must not go on."""
 
@@ -275,7 +297,7 @@ class In:
     event: Event
 
 
-CodecEvent: TypeAlias = Event | Ended | Identified | StepStarted | Unfit | In
+CodecEvent: TypeAlias = Event | Ended | Identified | StepStarted | Withhold | Unfit | In
 CodecState: TypeAlias = dict[str, Any]  # small, JSON, never mutated in place
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from .events import Notice
 from .runtime import Permissions
 
 
@@ -46,6 +48,9 @@ class Enclosure:
     then the program, in ``cwd``, with the program's stdin and stdout as the descriptors 4 and 5 of what wraps it and
     ``feeds`` as the contents of 6, 7, ...; where ``model_port`` is not 0, in a network of its own, in which that port of the loopback is the model's address; in the control ``groups`` (see
     `hostler.keeper.KeeperSpec`).
+
+    Where nothing of the program runs as a process of this machine, ``far`` says how it is started elsewhere (see there too),
+    ``listener`` is its model's address, and ``notices`` are what the host should know of it.
     """
 
     program: tuple[str, ...]
@@ -56,6 +61,9 @@ class Enclosure:
     feeds: tuple[bytes, ...] = ()
     model_port: int = 0
     groups: tuple[dict[str, Any], ...] = ()
+    far: dict[str, Any] | None = None
+    listener: socket.socket | None = None
+    notices: tuple[Notice, ...] = ()
 
 
 class Sandbox(Protocol):
@@ -84,6 +92,10 @@ class Sandbox(Protocol):
     def enclose(self, job: Job) -> Enclosure:
         """How the job is run here. Raises CapabilityUnsupported for a rule that cannot be held, OSError for a program
         that is not there."""
+        ...
+
+    def inside(self, folders: Folders) -> Folders:
+        """The session's folders, given by their paths on this machine, as the program sees them. Looks at nothing."""
         ...
 
     def on(self, folder: str) -> Sandbox:

@@ -44,10 +44,11 @@ class ToolCallAsked:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a call may run; a ``reason`` is told to the model."""
+    """Whether a call may run; a ``reason`` is told to the model. With an ``answer`` there is nothing to run."""
 
     allow: bool
     reason: str | None = None
+    answer: ToolAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)

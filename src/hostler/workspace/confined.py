@@ -64,6 +64,15 @@ def make_folder(path: str) -> None:
     os.makedirs(path, mode=0o700, exist_ok=True)
 
 
+def clear_folder(path: str) -> None:
+    """The same, with nothing in it. The folder itself stays: it may be mounted somewhere."""
+    make_folder(path)
+    root = Root(path)
+    for entry in root.listdir():
+        with contextlib.suppress(FileNotFoundError):
+            root.remove(entry.path)
+
+
 def kind_of(mode: int) -> str:
     """The FileEntry kind of a stat mode."""
     if stat.S_ISREG(mode):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from ..types.sandbox import Folders
 from .confined import make_folder
 
 _FOLDERS = ("session", "artifacts", "persistent", "skills", "native", "home", "tmp", "launch", "private")
+_ELSEWHERE = "elsewhere"  # the file that says where the folders are that a shared sandbox shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,23 @@ class SessionDirs:
         digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", key)[:40].strip("-.") or "session"
         root = os.path.join(os.path.realpath(data_dir), "sessions", f"{slug}-{digest}")
-        return cls(root, *(os.path.join(root, name) for name in _FOLDERS))
+        return cls._at(root)
+
+    @classmethod
+    def _at(cls, root: str) -> SessionDirs:
+        return cls(root, **{name: os.path.join(root, name) for name in _FOLDERS} | _elsewhere(root))
+
+    def move(self, places: Mapping[str, str]) -> SessionDirs:
+        """Have folders, by their names here, in ``places`` (folders of others) from now on: a sandbox that was there
+        before the session shows nothing else. Those of a session that has them there already stay as they are."""
+        there = {name: os.path.dirname(os.path.dirname(path)) for name, path in _elsewhere(self.root).items()}
+        if there != places:
+            make_folder(self.root)
+            own = secrets.token_hex(8)
+            moved = {name: os.path.join(place, own, name) for name, place in places.items()}
+            with open(os.path.join(self.root, _ELSEWHERE), "w", encoding="utf-8") as file:
+                json.dump(moved, file)
+        return self._at(self.root)
 
     @property
     def snapshots(self) -> str:
@@ -102,6 +121,22 @@ class SessionDirs:
         root = workdir or self.session
         shared = {"/artifacts": self.artifacts, "/persistent": self.persistent, "/skills": self.skills}
         return Workspace(root, {"/session": root, **shared})
+
+
+def erase(root: str) -> None:
+    """Remove the folders of a session that were set aside, wherever they are."""
+    for path in _elsewhere(root).values():
+        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def _elsewhere(root: str) -> dict[str, str]:
+    try:
+        with open(os.path.join(root, _ELSEWHERE), encoding="utf-8") as file:
+            found: dict[str, str] = json.load(file)
+    except FileNotFoundError:
+        return {}
+    return found
 
 
 def holds_sessions(data_dir: str) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 
 from ..types.errors import PathError
+from ..types.sandbox import Folders
 from .confined import Root, make_folder, split
 
 VIRTUAL = "/session"  # the working directory of a program that sees the folders under these names
@@ -18,12 +18,37 @@ _IN_TEXT = re.compile(
 )
 
 
+class Names:
+    """What a program that does not see the folders under their names calls them, by those names."""
+
+    def __init__(self, mounts: Mapping[str, str]) -> None:
+        self.mounts = dict(mounts)
+
+    @classmethod
+    def of(cls, inside: Folders) -> Names | None:
+        """Those of a program that sees its folders so; None for one that calls them what the app does."""
+        folders = (inside.workdir, inside.artifacts, inside.persistent, inside.skills)
+        return None if folders == NAMES else cls(dict(zip(NAMES, folders, strict=True)))
+
+    def real(self, path: str) -> str:
+        """The program's name for a path that the app has given in full."""
+        for name, folder in self.mounts.items():
+            if path == name or path.startswith(name + "/"):
+                return folder + path[len(name) :]
+        return path
+
+    def translated(self, text: str) -> str:
+        """A text with the names of the folders in it replaced by the program's."""
+        return _IN_TEXT.sub(lambda match: self.mounts[match[0]], text)
+
+
 class Roots:
     """Resolves a path of the app's to a confined folder and the path in it. A relative one is below ``/session``; one
-    that begins with where a folder really is means that folder (an agent without virtual folders says such paths)."""
+    that begins with where a folder really is, or with the program's name for it (``names``), means that folder."""
 
-    def __init__(self, mounts: Mapping[str, str], *, make: bool = True) -> None:
+    def __init__(self, mounts: Mapping[str, str], *, make: bool = True, names: Names | None = None) -> None:
         self._mounts = dict(mounts)
+        self._names = names.mounts if names is not None else {}
         self._make = make
 
     def resolve(self, path: str) -> tuple[Root, str]:
@@ -33,7 +58,7 @@ class Roots:
         name = NAMES[0]
         if isinstance(path, str):
             for virtual in NAMES:
-                for spelled in (virtual, self._mounts[virtual]):
+                for spelled in (virtual, self._mounts[virtual], self._names.get(virtual, virtual)):
                     if path == spelled or path.startswith(spelled + "/"):
                         name, path = virtual, virtual + path[len(spelled) :]
                         break
@@ -51,12 +76,3 @@ class Roots:
         """The one name that the agent, the app and the journal use for ``path``: absolute, nothing doubled."""
         root, path = self.resolve(path)
         return "/".join((root.virtual, *split(path, root.virtual)))
-
-    def real(self, path: str) -> str:
-        """The name by which the machine knows ``path``, for programs that have no virtual folders."""
-        root, path = self.resolve(path)
-        return os.path.join(root.path, *split(path, root.virtual))
-
-    def translated(self, text: str) -> str:
-        """A text with the names of the folders in it replaced by where they are."""
-        return _IN_TEXT.sub(lambda match: self._mounts[match[0]], text)

@@ -10,6 +10,7 @@ import struct
 import time
 
 from . import init, tree
+from .far import Far
 from .loop import log
 
 TYPE_CHECKING = False  # the module typing takes long to import
@@ -20,6 +21,7 @@ PIDNS, GUARDIAN = "pidns", "guardian"
 _CREDENTIALS = struct.Struct("3i")
 _DESCRIPTOR = struct.Struct("i")
 _WAIT = 5.0
+_FAR = 3.0
 
 
 class StartFailed(Exception):
@@ -39,13 +41,22 @@ class Guard:
         self.pid = pid
         self.control = control
         self.program = 0
+        self._far: Far | None = None
 
     def spawn(self, spec: dict[str, Any]) -> tuple[tuple[int, int, int], socket.socket | None]:
         """Start the program; the keeper's ends of its stdin, stdout, stderr, and the listening socket that was bound in
         the program's own network, if it has one."""
         (in_r, in_w), (out_r, out_w), (err_r, err_w), (spec_r, spec_w) = (os.pipe() for _ in range(4))
-        socket.send_fds(self.control, [b"spawn"], [spec_r, in_r, out_w, err_w])
-        for fd in (spec_r, in_r, out_w, err_w):
+        theirs = [spec_r, in_r, out_w, err_w]
+        far, spec = spec["far"], {name: value for name, value in spec.items() if name != "far"}
+        if far is not None:
+            ours, other = socket.socketpair()
+            self._far = Far(ours)
+            theirs.append(other.detach())
+            far = {**far, "argv": spec["argv"], "env": spec["env"]}
+            spec |= {"argv": far.pop("bridge"), "env": {tree.MARK: spec["env"][tree.MARK]}, "cwd": "/"}
+        socket.send_fds(self.control, [b"spawn"], theirs)
+        for fd in theirs:
             os.close(fd)
         with open(spec_w, "w") as file:
             json.dump(spec, file)
@@ -59,6 +70,8 @@ class Guard:
                 listener = socket.socket(fileno=fds[0])
             if "error" in message:
                 raise StartFailed(message["step"], message["error"])
+        if self._far is not None:
+            self._far.begin(far)
         self.control.setblocking(False)
         return (in_w, out_r, err_r), listener
 
@@ -75,12 +88,23 @@ class Guard:
         enclosed = {pid for pid in tree.descendants(self.program) if stdin is not None and tree.reads(pid, stdin)}
         tree.send(enclosed or [self.program], number)
 
+    def open_turn(self) -> None:
+        if self._far is not None:
+            self._far.open_turn()
+
+    def sweep_turn(self, limit: float) -> None:
+        """End what the turn has started where it is not seen from here."""
+        if self._far is not None:
+            self._far.sweep_turn(limit)
+
     def processes(self) -> set[int]:
         """Everything that runs below init."""
         return tree.descendants(self.pid)
 
     def destroy(self, mark: str) -> None:
         """Nothing of the program's tree is left after this."""
+        if self._far is not None:
+            self._far.end(_FAR)
         if self.kind == GUARDIAN:
             tree.kill_all(lambda: (self.processes() | tree.marked(mark)) - {self.pid}, 2.0)
         tree.send([self.pid], signal.SIGKILL)

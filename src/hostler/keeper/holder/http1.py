@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MAX_HEAD = 1 << 17
+FRAME = b"x-hostler-frame"  # with each request goes which frame of the log would have been the next when it came
 _MAX_CHUNK_LINE = 4096
 
 
@@ -153,13 +154,19 @@ class Request:
             self.wants_continue = (head.get(b"expect") or b"").lower() == b"100-continue"
             both = head.get(b"transfer-encoding") is not None
             self._body = Body.of(head, none=False, otherwise=0)
-            self.raw += head.closing(b"expect", *([b"content-length"] if both else []))
+            self.raw += head.closing(b"expect", FRAME, *([b"content-length"] if both else []))
             data = bytes(self._buffer)
             self._buffer.clear()
         self.raw += data[: self._body.feed(data)]
         if len(self.raw) > self._limit:
             raise Malformed(f"a request over {self._limit} bytes")
         return self._body.done
+
+    def whole(self, frame: int) -> bytes:
+        """The request as it is given to a host."""
+        behind_start = self.raw.find(b"\r\n") + 2
+        self.raw[behind_start:behind_start] = b"%s: %d\r\n" % (FRAME, frame)
+        return bytes(self.raw)
 
 
 class Response:

@@ -176,11 +176,11 @@ def _become(spec: dict[str, object], stdio: list[int], control: socket.socket, f
         for group in groups:
             with open(os.path.join(str(group), "cgroup.procs"), "w") as file:
                 file.write("0")
-        for fd, number in zip(stdio, (0, 1, 2), strict=True):
+        for fd, number in zip(stdio, (0, 1, 2, 4), strict=False):
             os.dup2(fd, number)
         os.dup2(failed, 3, inheritable=False)
         failed = 3
-        os.closerange(4, _max_fd())
+        os.closerange(len(stdio) + 1, _max_fd())
         if spec["enclosed"]:
             _hand_through()
             for feed in feeds:  # they become the descriptors 6, 7, ...

@@ -21,7 +21,7 @@ TYPE_CHECKING = False  # the module typing takes long to import
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-_OF_PROGRAM = ("argv", "env", "cwd", "feeds", "model_port", "enclosed")
+_OF_PROGRAM = ("argv", "env", "cwd", "feeds", "model_port", "enclosed", "far")
 _RETRY_DISK = 0.5
 _FIRST_HOST = 10.0  # a program, also one that has ended, is kept this long for the host that started it
 _SWEEP = 1.5
@@ -62,9 +62,12 @@ class Keeper:
         self._program = Program(
             loop, pipes, Lines(self._spool.folder), self._on_output, self._on_first_word, self._on_closed
         )
-        self._model = (
-            ModelAddress(loop, model, config["hold_limit"], self._note, self._program.drain) if model else None
-        )
+        self._model: ModelAddress | None = None
+        if model:
+            hold_limit = config["hold_limit"]
+            self._model = ModelAddress(
+                loop, model, hold_limit, self._note, self._program.drain, lambda: self._spool.next
+            )
         Door(loop, listener, self._admit)
         loop.watch(guard.control, READ, self._on_init)
         self._program.gate(True)
@@ -206,6 +209,7 @@ class Keeper:
 
     def _open_turn(self) -> None:
         self._turn_open = True
+        self._guard.open_turn()
         self._spared = set()
         self._spare(self._guard.processes())
 
@@ -230,6 +234,7 @@ class Keeper:
                 pid for pid in self._guard.processes() if pid != program and (pid, started(pid)) not in self._spared
             }
 
+        self._guard.sweep_turn(_SWEEP)
         kill_all(find, _SWEEP)
 
     # ---- the end ---------------------------------------------------------------------------------------------------

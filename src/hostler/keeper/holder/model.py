@@ -18,6 +18,7 @@ _HIGH_WATER = 1 << 20
 _RETRY_HOST = 0.2
 _SAME_HOST_TRIES = 2  # a host that lives and closes without an answer is asked once more
 _SETTLE = 3.0  # s: a busy program has told all that it made of a cut answer by then
+_GRACE = 1.0  # s in which a program may ask again on a connection that it was told ends: one runtime's pool does
 _LINGER = 2.0
 _RESET = struct.pack("ii", 1, 0)
 
@@ -32,6 +33,7 @@ class ModelAddress:
         hold_limit: float,
         note: Callable[[str], None],
         drain: Callable[[], None],
+        frame: Callable[[], int],
     ) -> None:
         self.loop = loop
         self.hold_limit = hold_limit
@@ -40,6 +42,7 @@ class ModelAddress:
         self._listener = listener
         self._note = note
         self._drain = drain
+        self.frame = frame  # the number of the log's next one
         self._calls: set[Call] = set()
         self._full = False
         self._numbers = 0
@@ -94,13 +97,19 @@ class ModelAddress:
             self._cut.clear()
 
     def _on_connection(self, sock: socket.socket) -> bool:
-        self._calls.add(Call(self, sock))
-        self._full = len(self._calls) >= _MAX_CALLS
+        self.take(sock)
         return not self._full
+
+    def take(self, sock: socket.socket) -> Call:
+        """The next request that comes on this connection is a call of its own."""
+        call = Call(self, sock)
+        self._calls.add(call)
+        self._full = len(self._calls) >= _MAX_CALLS
+        return call
 
 
 class Call:
-    """One connection of the program: one request, one answer, the end."""
+    """One request of the program and its answer; the connection ends with it, but for a program that has not heard so."""
 
     def __init__(self, address: ModelAddress, program: socket.socket) -> None:
         self._address = address
@@ -120,6 +129,8 @@ class Call:
         self._retry: Timer | None = None
         self._expiry: Timer | None = None
         self._closing = False
+        self._ended = False  # the program was shown the end of the connection
+        self._more = b""  # of the program's next request
         if program.family in (socket.AF_INET, socket.AF_INET6):
             program.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch()
@@ -134,9 +145,12 @@ class Call:
             if data == b"":
                 self._on_program_gone()
             elif data and not self._number:
-                self._on_request(data)
+                self.on_request(data)
+            elif data and self._closing and self._number > 0 and not self._ended:
+                self._more += data
+                self._ask_again()
 
-    def _on_request(self, data: bytes) -> None:
+    def on_request(self, data: bytes) -> None:
         try:
             whole = self._request.feed(data)
         except Malformed as error:
@@ -146,7 +160,7 @@ class Call:
             return self._refuse(b"503 Service Unavailable", f"over {_MAX_HELD} bytes of requests are held here")
         if whole:
             self._number = self._address.next_number()
-            self._kept = bytes(self._request.raw)
+            self._kept = self._request.whole(self._address.frame())
             self._request.raw.clear()
             self._address.settle()
             self.offer()
@@ -281,13 +295,28 @@ class Call:
         except OSError:
             return self._on_program_gone()
         if self._closing and not self._to_program and self._expiry is None:
-            try:
-                self._program.shutdown(socket.SHUT_WR)
-            except OSError:
-                return self._close()
-            # The program closes its side when it has read all; closing first could take that from it.
-            self._expiry = self._loop.call_later(_LINGER, self._close)
+            if self._more:
+                return self._ask_again()
+            self._expiry = self._loop.call_later(_GRACE if self._number > 0 else 0.0, self._end)
         self._watch()
+
+    def _ask_again(self) -> None:
+        """The program's next request came behind the whole answer to this one."""
+        if self._to_program:
+            return
+        self._stop_timers()
+        self._loop.unwatch(self._program)
+        self._address.forget(self)
+        self._address.take(self._program).on_request(self._more)
+
+    def _end(self) -> None:
+        self._ended = True
+        try:
+            self._program.shutdown(socket.SHUT_WR)
+        except OSError:
+            return self._close()
+        # The program closes its side when it has read all; closing first could take that from it.
+        self._expiry = self._loop.call_later(_LINGER, self._close)
 
     def _watch(self) -> None:
         self._loop.watch(self._program, READ | (WRITE if self._to_program else 0), self._on_program)

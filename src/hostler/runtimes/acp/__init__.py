@@ -1,52 +1,26 @@
-"""Any agent program that speaks the Agent Client Protocol on stdio."""
+"""Any agent program that speaks the Agent Client Protocol on stdio; of some more is known than their command."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+import re
+from collections.abc import Sequence
 
-from hostler.runtimes.acp.codec import AcpCodec
-from hostler.types.errors import CapabilityUnsupported
-from hostler.types.runtime import Capabilities, Codec, Launch, LaunchContext, NativeFile
+from hostler.runtimes.acp.agent import AcpRuntime
+from hostler.runtimes.acp.claude import ClaudeAcp
+from hostler.runtimes.acp.codex import CodexAcp
+from hostler.runtimes.acp.qwen import QwenCode
+
+_KNOWN: dict[str, type[AcpRuntime]] = {
+    "claude-agent-acp": ClaudeAcp,
+    "claude-code-acp": ClaudeAcp,
+    "codex-acp": CodexAcp,
+    "qwen": QwenCode,
+    "qwen-code": QwenCode,
+}
+"""By a name in the command: that of the program, or of the package that it is started from."""
 
 
-class AcpRuntime:
-    """The Runtime of an agent of which only its command is known.
-
-    It finds its model by the variables that such programs commonly read. What it keeps on disk, and where, is unknown:
-    its sessions live as long as its private home.
-    """
-
-    name = "acp"
-    wire: Literal["anthropic", "responses", "chat", "gemini"] = "chat"
-    id_pattern = r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,199}"
-    project_instructions: tuple[str, ...] = ()
-    model_first: bool = False
-    project_code: tuple[str, ...] = ()
-    tool_names: frozenset[str] | None = None
-    native_files: tuple[NativeFile, ...] = ()
-    capabilities = Capabilities(approvals=True, tools=True, mcp_servers=True)
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self.command = tuple(command)
-        self.codec: Codec = AcpCodec()
-
-    def find(self, options: Mapping[str, Any], which: Any) -> tuple[str, ...]:
-        return self.command
-
-    def launch(self, ctx: LaunchContext) -> Launch:
-        env = {
-            "OPENAI_BASE_URL": f"{ctx.model_url}/v1",
-            "OPENAI_API_KEY": ctx.token,
-            "OPENAI_MODEL": ctx.model,
-            "ANTHROPIC_BASE_URL": ctx.model_url,
-            "ANTHROPIC_API_KEY": ctx.token,
-            "ANTHROPIC_MODEL": ctx.model,
-        }
-        return Launch(ctx.program, env)
-
-    def takes_schema(self, schema: Mapping[str, Any]) -> Literal["launch", "prompt"] | None:
-        return None
-
-    def history(self, files: Mapping[str, bytes], native_id: str) -> list[dict[str, Any]]:
-        raise CapabilityUnsupported("hostler does not know where this ACP agent keeps its transcript.")
+def runtime(command: Sequence[str]) -> AcpRuntime:
+    """The Runtime of the agent that this command starts."""
+    names = (part for word in command for part in re.split(r"[/@]", word))
+    return next((_KNOWN[name] for name in names if name in _KNOWN), AcpRuntime)(command)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from hostler.runtimes import forms
+from hostler.runtimes.acp.dialect import Dialect as Dialect
+from hostler.runtimes.acp.dialect import none
+from hostler.runtimes.acp.prompting import CANCELLED, begin_if_ready, go_on, interrupt, join, prompt, repeat, steer
+from hostler.runtimes.acp.servers import mcp_servers as mcp_servers
 from hostler.runtimes.acp.updates import Naming, announce, fold_update, native_name, next_call, normal_name, register
 from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj, objs
 from hostler.runtimes.lines import decode_line
-from hostler.types.errors import CapabilityUnsupported
 from hostler.types.events import Approval, ModelCall, Notice, Retract, ToolResult
+from hostler.types.questions import QUESTION
 from hostler.types.result import ErrorInfo
 from hostler.types.runtime import (
     Answer,
@@ -25,97 +28,14 @@ from hostler.types.runtime import (
     LaunchContext,
     Prompt,
     Steer,
-    StepStarted,
     Unfit,
 )
 
 VERSION = 3
 PROTOCOL = 1
-AUTH_REQUIRED = -32000
-HOST_SERVER = "host"
-_KEPT = 16_384  # characters of a prompt that may be repeated; the state is stored with every frame
-_REPEATS = 5  # the endpoint ends a row of cuts before
-GO_ON = "Your answer broke off. Go on."
+_TITLE = 200  # characters
+_SETTLED = "settled"
 _LINE = 2000  # characters of a line of the agent's stderr
-_CANCELLED = {"outcome": {"outcome": "cancelled"}}
-
-
-def failure(message: dict[str, Any]) -> ErrorInfo:
-    """Why the agent answered a prompt with an error, as far as the protocol says it."""
-    error = message.get("error")
-    code = error.get("code") if isinstance(error, dict) else None
-    return ErrorInfo("model_auth" if code == AUTH_REQUIRED else "program_error", error_text(message))
-
-
-def no_rule(ctx: LaunchContext) -> str:
-    """What becomes of the agent's own permission requests: they are shown to whoever can answer, else granted."""
-    return "ask" if ctx.approvals else "allow"
-
-
-def none(line: str) -> None:
-    """The protocol has no word for MCP servers that do not start."""
-
-
-def nothing(ctx: LaunchContext) -> None:
-    """The agent is told no more than the protocol wants."""
-
-
-def as_it_is(update: dict[str, Any]) -> dict[str, Any]:
-    """The agent tells of its tools in the protocol's own terms."""
-    return update
-
-
-def the_models(text: str) -> bool:
-    """All that is said is the model's."""
-    return False
-
-
-def under_its_name(session: str) -> str:
-    """A session is loaded under the name that it was made with."""
-    return session
-
-
-def no_word(text: str) -> str:
-    """Nothing has to stand before a prompt."""
-    return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """Where agents differ within the protocol.
-
-    ``names_tools``: the first title of a tool call is the tool's name. ``steers``: a second prompt joins the running one.
-    ``keeps_cwd``: a session runs where it was made, whatever a resume says, so that must be asked for.
-    ``servers``: MCP servers are given with the session, not in the agent's own configuration. ``fresh``: one process makes
-    one session after the other. ``commands``: it takes a
-    prompt that begins with a slash for a command, but looks at what is meant for the user's eyes only, too.
-    ``failed_server``: the MCP server that did not start, by a line of the agent's stderr. ``mode``: the id of the mode in
-    which it must work before it hears a prompt. ``meta``: what it is told beside, with each session. ``remark``: whether a
-    piece of text is the agent's own word to its user, in among what the model says. ``plain``: what it tells of a tool call,
-    as the protocol would have it: ``name``, ``rawInput``, ``rawOutput``. ``loaded``: the name under which a session is to
-    be resumed, if not its own. ``silent``: it says no more of a tool call that was denied. ``cut``: whether
-    the answer to a prompt shows that a model call was cut. Given, the agent does not repeat such a call, and may tell it as
-    the end of a turn: then the prompt is repeated. ``before``: a word to be said before a prompt that it would take for a command.
-    """
-
-    names_tools: bool = False
-    host_prefix: str = "mcp__host__"
-    steers: bool = False
-    keeps_cwd: bool = False
-    servers: bool = True
-    fresh: bool = False
-    commands: bool = False
-    permission: Callable[[LaunchContext], str] = no_rule
-    failure: Callable[[dict[str, Any]], ErrorInfo] = failure
-    failed_server: Callable[[str], str | None] = none
-    mode: Callable[[LaunchContext], str | None] = nothing
-    meta: Callable[[LaunchContext], dict[str, Any] | None] = nothing
-    remark: Callable[[str], bool] = the_models
-    plain: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
-    loaded: Callable[[str], str] = under_its_name
-    silent: bool = False
-    cut: Callable[[dict[str, Any]], bool] | None = None
-    before: Callable[[str], str] = no_word
 
 
 class AcpCodec:
@@ -150,6 +70,8 @@ class AcpCodec:
             said=[],
             asks={},
             log="",
+            attended=ctx.approvals,
+            settles=bool(ctx.mcp_servers) and self.dialect.failed_server is not none,
         )
         step = self._step(state)
         step.request(
@@ -158,7 +80,11 @@ class AcpCodec:
             {
                 "protocolVersion": PROTOCOL,
                 "clientInfo": {"name": "hostler", "title": "hostler", "version": str(VERSION)},
-                "clientCapabilities": {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False},
+                "clientCapabilities": {
+                    "fs": {"readTextFile": False, "writeTextFile": False},
+                    "terminal": False,
+                    **({"elicitation": {"form": {}}} if ctx.approvals else {}),
+                },
             },
         )
         return step.done()
@@ -188,11 +114,11 @@ class AcpCodec:
         step = self._step(state)
         match command:
             case Prompt():
-                _prompt(step, command, self.dialect)
+                prompt(step, command, self.dialect)
             case Interrupt():
-                _interrupt(step)
+                interrupt(step)
             case Steer():
-                _steer(step, command, self.dialect)
+                steer(step, command, self.dialect)
             case Answer():
                 self._decide(step, command)
         return step.done()
@@ -208,7 +134,10 @@ class AcpCodec:
             return
         method, note = found
         result = obj(message.get("result"))
-        if method == "session/prompt":
+        if note == _SETTLED:
+            step.state["settles"] = False
+            begin_if_ready(step)
+        elif method == "session/prompt":
             self._prompt_answered(step, message, note)
         elif "error" in message:
             _unfit(step, f"The agent refused {method}: {error_text(message)}")
@@ -223,7 +152,7 @@ class AcpCodec:
 
     def _initialized(self, step: Step, result: dict[str, Any]) -> None:
         if not step.state["resume"]:
-            _join(step, "session/new")
+            join(step, "session/new")
             return
         able = obj(result.get("agentCapabilities"))
         if "resume" in obj(able.get("sessionCapabilities")):
@@ -236,19 +165,19 @@ class AcpCodec:
         if self.dialect.keeps_cwd:
             step.request("locate", "session/list", {"cwd": step.state["setup"]["cwd"]})
         else:
-            _join(step, step.state["method"])
+            join(step, step.state["method"])
 
     def _prompt_answered(self, step: Step, message: dict[str, Any], note: Any) -> None:
         turn = step.state["turn"]
         if not turn or note not in turn["prompts"]:
             return
         turn["prompts"] = [key for key in turn["prompts"] if key != note]
-        broke = note == turn["id"] and self._broke(step, message)
-        if broke and _again(step):
+        broke = note == turn["main"] and self._broke(step, message)
+        if broke and repeat(step):
             return
         if broke and "error" not in message:
             turn["ended"] = {"broken": True}
-        elif "error" in message and note != turn["id"]:
+        elif "error" in message and note != turn["main"]:
             step.emit(Notice("steer_refused", error_text(message)))
         elif "error" in message:
             turn["ended"] = {"error": message["error"]}
@@ -275,7 +204,11 @@ class AcpCodec:
         for call, (_, _, _, told) in step.state["tools"].items():
             if told:
                 step.emit(ToolResult(call, "interrupted", is_error=True))
-        interrupted = step.state["turn"]["interrupt"]
+        turn = step.state["turn"]
+        if turn["denied"] and not turn["interrupt"] and "error" not in how:
+            go_on(step)
+            return
+        interrupted = turn["interrupt"]
         step.state.update(turn=None, tools={}, said=[], asks={})
         stop = how.get("stop")
         if interrupted or stop == "cancelled":
@@ -305,17 +238,22 @@ class AcpCodec:
     # ---- what the agent asks ----------------------------------------------------------------------------------------
 
     def _asked(self, step: Step, number: Any, method: str, params: dict[str, Any]) -> None:
+        if method == "elicitation/create":
+            _form(step, number, params)
+            return
         if method != "session/request_permission":
             step.refuse(f"refused:{number}", number, method)
             return
         turn, call = step.state["turn"], self.dialect.plain(obj(params.get("toolCall")))
-        options = {str(o.get("kind")): o.get("optionId") for o in objs(params.get("options"))}
+        # Of two of a kind the first: what comes after it does more than was asked.
+        options = {str(o.get("kind")): o.get("optionId") for o in reversed(objs(params.get("options")))}
         if not turn or turn["interrupt"]:
-            step.reply(f"answer:{number}", number, _CANCELLED)
+            step.reply(f"answer:{number}", number, CANCELLED)
             return
         ask = f"{turn['id']}:{number}"
         tool = str(call.get("toolCallId"))
-        step.state["asks"][ask] = [number, options, tool]
+        title = str(call.get("title") or call.get("kind") or "a tool")[:_TITLE]
+        step.state["asks"][ask] = [number, options, title, tool]
         if tool not in step.state["tools"] and call.get("rawInput"):
             register(step, call, self._naming)  # some tell of it nowhere else before it is over
         known = step.state["tools"].get(tool)
@@ -335,15 +273,37 @@ class AcpCodec:
         ask = step.state["asks"].pop(command.id, None)
         if not ask:
             return  # answered before, or no longer asked
-        number, options, tool = ask
+        number, options, title, tool = ask
+        if "schema" in options:
+            content = forms.filled(options["schema"], command.answers or {})
+            form = {"action": "accept", "content": content} if command.allow else {"action": "decline"}
+            step.reply(f"answer:{command.id}", number, form)
+            return
         verb = "allow" if command.allow else "reject"
         chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
-        outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else _CANCELLED
+        outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else CANCELLED
         step.reply(f"answer:{command.id}", number, outcome)
         if self.dialect.silent and not command.allow and tool in step.state["tools"]:
             del step.state["tools"][tool]
             step.emit(ToolResult(tool, command.reason or "It was not allowed.", is_error=True))
             next_call(step)
+        if self.dialect.stops_when_denied and not command.allow:
+            turn = step.state["turn"]
+            turn["denied"] = [*turn["denied"], f"{title} ({command.reason})" if command.reason else title]
+
+
+def _form(step: Step, number: Any, params: dict[str, Any]) -> None:
+    """The agent has a person fill in a form. The protocol has this as unstable: an agent does it only when it is told that
+    we can."""
+    turn, schema = step.state["turn"], params.get("requestedSchema")
+    questions = forms.questions(schema) if params.get("mode") == "form" else None
+    if not turn or turn["interrupt"] or not questions or not step.state.get("attended"):
+        step.reply(f"answer:{number}", number, {"action": "decline"})
+        return
+    ask = f"{turn['id']}:{number}"
+    step.state["asks"][ask] = [number, {"schema": schema}, "a form", ""]
+    shown = {"message": params.get("message"), "questions": [question.to_dict() for question in questions]}
+    step.emit(Approval(ask, QUESTION, shown))
 
 
 def _logged(step: Step, data: bytes, dialect: Dialect) -> None:
@@ -358,15 +318,10 @@ def _logged(step: Step, data: bytes, dialect: Dialect) -> None:
 # ---- the session ----------------------------------------------------------------------------------------------------
 
 
-def _join(step: Step, method: str, key: str = "start") -> None:
-    setup, loaded = step.state["setup"], step.state["loaded"]
-    step.request(key, method, {**setup, "sessionId": loaded} if loaded else setup)
-
-
 def _located(step: Step, result: dict[str, Any]) -> None:
     cwd, resume = step.state["setup"]["cwd"], step.state["resume"]
     if any(s.get("sessionId") == resume and s.get("cwd") == cwd for s in objs(result.get("sessions"))):
-        _join(step, step.state["method"])
+        join(step, step.state["method"])
     else:
         _unfit(step, f"The agent has no session {resume} in {cwd}: it does not know it, or made it somewhere else.")
 
@@ -377,6 +332,9 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
     if not isinstance(session, str) or result.get("sessionId") not in (None, session):
         _unfit(step, f"The agent opened the session {result.get('sessionId')!r} instead of {state['resume']!r}.")
         return
+    if state.get("settles"):
+        # What it logged of its servers before this answer is read before the next one.
+        step.request("settle", "session/list", {"cwd": state["setup"]["cwd"]}, note=_SETTLED)
     state.update(session=session, setup=state["setup"] if state["fresh"] else None)
     step.emit(Identified(state["resume"] or session))
     if state["mode"]:
@@ -387,147 +345,12 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
 
 def _ready(step: Step) -> None:
     step.state["ready"] = True
-    if step.state["turn"] and step.state["turn"]["input"] is not None:
-        _begin(step)
+    begin_if_ready(step)
 
 
 def _unfit(step: Step, message: str) -> None:
     step.state["unfit"] = message
     step.emit(Unfit(message))
-
-
-def mcp_servers(ctx: LaunchContext) -> list[dict[str, Any]]:
-    """The host's tool server and the caller's, as the protocol wants them."""
-    if HOST_SERVER in ctx.mcp_servers:
-        raise CapabilityUnsupported(f"The MCP server name {HOST_SERVER!r} is hostler's own; name it otherwise.")
-    servers = [_server(name, spec) for name, spec in ctx.mcp_servers.items()]
-    if ctx.tool_url:
-        servers.append(
-            _server(HOST_SERVER, {"url": ctx.tool_url, "headers": {"Authorization": f"Bearer {ctx.tool_token}"}})
-        )
-    return servers
-
-
-def _server(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    if url := spec.get("url"):
-        kind = spec.get("type") if spec.get("type") in ("http", "sse") else "http"
-        return {"type": kind, "name": name, "url": url, "headers": _pairs(spec.get("headers"))}
-    return {
-        "name": name,
-        "command": spec["command"],
-        "args": list(spec.get("args") or ()),
-        "env": _pairs(spec.get("env")),
-    }
-
-
-def _pairs(values: Mapping[str, str] | None) -> list[dict[str, str]]:
-    return [{"name": name, "value": value} for name, value in (values or {}).items()]
-
-
-# ---- commands -------------------------------------------------------------------------------------------------------
-
-
-def _text(text: str, dialect: Dialect) -> list[dict[str, Any]]:
-    plain: dict[str, Any] = {"type": "text", "text": text}
-    if word := dialect.before(text):
-        return [{"type": "text", "text": word}, plain]
-    if dialect.commands and text.lstrip().startswith("/"):
-        return [{"type": "text", "text": ".", "annotations": {"audience": ["user"]}}, plain]
-    return [plain]
-
-
-def _prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
-    if step.state["unfit"]:
-        step.emit(Unfit(step.state["unfit"]))
-        return
-    content = _text(prompt.text, dialect)
-    content += [{"type": "image", "mimeType": media, "data": data} for media, data in prompt.images]
-    step.state["turn"] = {
-        "id": prompt.turn,
-        "input": content,
-        "prompts": [prompt.turn],
-        "steer": [],
-        "ended": None,
-        "interrupt": False,
-        "message": None,  # the id of the message that is being written
-        "attempt": 0,  # grows with each model call that was cut, so that its pieces can be taken back
-        "block": 0,  # grows where the agent does not name its messages
-        "over": False,  # the model call is over
-        "worked": False,  # it called tools
-        "acted": False,  # it has called tools in this turn
-        "broken": False,  # its last model call was cut
-        "kept": content if dialect.cut is not None and len(json.dumps(content)) < _KEPT else None,
-        "repeats": 0,
-    }
-    if prompt.fresh:
-        step.state.update(session=None, ready=False, resume=None, loaded=None)
-        _join(step, "session/new", f"fresh:{prompt.turn}")
-    elif step.state["ready"]:
-        _begin(step)
-
-
-def _begin(step: Step) -> None:
-    turn = step.state["turn"]
-    content, turn["input"] = turn["input"], None
-    step.request(turn["id"], "session/prompt", {"sessionId": step.state["session"], "prompt": content}, note=turn["id"])
-    step.emit(StepStarted())
-    for key, said in turn["steer"]:
-        _send_steer(step, key, said)
-    turn["steer"] = []
-
-
-def _again(step: Step) -> bool:
-    """Repeat the prompt of a turn whose model call was cut; False where that cannot be done."""
-    turn = step.state["turn"]
-    if turn["kept"] is None or turn["interrupt"] or turn["repeats"] >= _REPEATS:
-        return False
-    step.emit(*(Retract(item) for item in step.state["said"]))
-    step.state["said"] = []
-    turn.update(
-        broken=False,
-        over=False,
-        attempt=turn["attempt"] + 1,
-        repeats=turn["repeats"] + 1,
-        prompts=[*turn["prompts"], turn["id"]],
-    )
-    # What tools have done stays in its history; without that nothing of the prompt does.
-    content = [{"type": "text", "text": GO_ON}] if turn["acted"] else turn["kept"]
-    params = {"sessionId": step.state["session"], "prompt": content}
-    step.request(f"{turn['id']}:again{turn['repeats']}", "session/prompt", params, note=turn["id"])
-    return True
-
-
-def _interrupt(step: Step) -> None:
-    turn = step.state["turn"]
-    if not turn or turn["interrupt"]:
-        return
-    if turn["input"] is not None:
-        step.state["turn"] = None
-        step.emit(Ended("interrupted"))
-        return
-    turn["interrupt"] = True
-    for ask, (number, *_) in step.state["asks"].items():
-        step.reply(f"answer:{ask}", number, _CANCELLED)
-    step.state["asks"] = {}
-    step.notify(f"interrupt:{turn['id']}", "session/cancel", {"sessionId": step.state["session"]})
-
-
-def _steer(step: Step, command: Steer, dialect: Dialect) -> None:
-    turn = step.state["turn"]
-    if not turn or not dialect.steers or turn["interrupt"]:
-        why = "The turn is over" if dialect.steers else "This agent takes nothing during a turn"
-        step.emit(Notice("steer_refused", f"{why}; what was said to it was not delivered."))
-    elif turn["input"] is not None:
-        turn["steer"] = [*turn["steer"], [command.key, _text(command.text, dialect)]]
-    else:
-        _send_steer(step, command.key, _text(command.text, dialect))
-
-
-def _send_steer(step: Step, key: str, content: list[dict[str, Any]]) -> None:
-    turn = step.state["turn"]
-    turn["prompts"] = [*turn["prompts"], key]
-    params = {"sessionId": step.state["session"], "prompt": content}
-    step.request(key, "session/prompt", params, note=key)
 
 
 # ---- the model calls, as the keeper and the endpoint saw them -------------------------------------------------------

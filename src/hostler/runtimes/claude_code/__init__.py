@@ -33,7 +33,9 @@ class ClaudeCode:
         output="schema",
         skills="native",
         images=True,
+        portable=True,
         fork=True,
+        questions="native",
     )
     codec = ClaudeCodec()
     native_files = (

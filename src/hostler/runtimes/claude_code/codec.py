@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from ...types.events import Answered, Approval, Compaction, Event, ModelCall, Notice, ToolCall, ToolResult
+from ...types.events import Compaction, Event, ModelCall, Notice, ToolCall, ToolResult
 from ...types.runtime import (
     Answer,
     CodecEvent,
@@ -21,12 +21,11 @@ from ...types.runtime import (
     Send,
     Steer,
     Unfit,
+    Withhold,
 )
 from ..lines import decode_line, encode_line
-from . import ending, stream, tools
+from . import asking, ending, stream, tools
 from .output import native
-
-_WITHDRAWN = "The program no longer asks: its turn went on or ended."
 
 
 class ClaudeCodec:
@@ -36,7 +35,8 @@ class ClaudeCodec:
     ``turn`` with the uuids of its messages that no result covers yet (``open``), its ``interrupts`` and what a first
     result of it ``said``; ``at``, the id of the main agent's last message; ``begun`` and
     ``calls``, the model's messages (see `stream`); ``asks``, the ids of unanswered
-    questions; ``down``, the MCP servers that failed; ``wrapped``, whether its structured output is wrapped in an object.
+    questions; ``questions``, what those hold that ask for more than leave (None: nobody can be asked), ``refuses``, whether
+    leave is refused at once; ``servers``, whether the caller has any, of which it tells before its model calls; ``down``, the MCP servers that failed; ``wrapped``, whether its structured output is wrapped in an object.
     """
 
     version = 2
@@ -57,6 +57,9 @@ class ClaudeCodec:
             "asks": [],
             "down": [],
             "wrapped": False,
+            "questions": {} if ctx.approvals else None,
+            "refuses": ctx.permissions != "ask",
+            "servers": bool(ctx.mcp_servers),
         }
         request: dict[str, Any] = {"subtype": "initialize"}
         if ctx.output_schema is not None and (taken := native(ctx.output_schema)) is not None:
@@ -83,7 +86,8 @@ class ClaudeCodec:
             case Prompt(turn, text, images):
                 id = _message_id("turn", turn)
                 state = {**state, "turn": turn, "open": [id], "interrupts": 0, "said": None, "at": None, "calls": {}}
-                return Folded(state, sends=(_user(turn, id, text, images),))
+                withhold = (Withhold(True),) if state.get("servers") else ()
+                return Folded(state, withhold, (_user(turn, id, text, images),))
             case Steer(key, text):
                 if state["turn"] is None:
                     return Folded(state, (Notice("steer_late", "The turn was over before this could be said to it."),))
@@ -98,8 +102,7 @@ class ClaudeCodec:
                 request = {"subtype": "interrupt", "cancel_queued": True}
                 return Folded({**state, "interrupts": count}, sends=(_control(key, key, request),))
             case Answer():
-                state = {**state, "asks": [id for id in state["asks"] if id != command.id]}
-                return Folded(state, sends=(_answer(command),))
+                return asking.answered(state, command)
 
 
 # ---- lines in -----------------------------------------------------------------------------------------------------
@@ -120,9 +123,9 @@ def _fold(state: CodecState, m: dict[str, Any]) -> Folded:
         case "command_lifecycle":
             state, events = ending.lifecycle(state, str(m.get("command_uuid")), m.get("state"))
         case "control_request":
-            return _asked(state, m)
+            return asking.asked(state, str(m.get("request_id")), _dict(m.get("request")))
         case "control_cancel_request":
-            return _withdrawn(state, str(m.get("request_id")))
+            return asking.withdrawn(state, str(m.get("request_id")))
         case "control_response":
             return Folded(state, _refused(_dict(m.get("response"))))
         case _:
@@ -208,42 +211,18 @@ def _init(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[CodecE
         for name in down
         if name not in state["down"]
     ]
+    if state.get("servers"):
+        events.append(Withhold(False))
     return {**state, "known": True, "down": down}, events
 
 
 # ---- the control protocol -----------------------------------------------------------------------------------------
 
 
-def _asked(state: CodecState, m: dict[str, Any]) -> Folded:
-    id, request = str(m.get("request_id")), _dict(m.get("request"))
-    if request.get("subtype") == "can_use_tool":
-        approval = Approval(id, tools.normal_name(str(request.get("tool_name"))), request.get("input"))
-        return Folded({**state, "asks": [*state["asks"], id]}, (approval,))
-    response = {"subtype": "error", "request_id": id, "error": f"unsupported: {request.get('subtype')}"}
-    refusal = Send(f"refuse:{id}", encode_line({"type": "control_response", "response": response}))
-    return Folded(state, sends=(refusal,))
-
-
-def _withdrawn(state: CodecState, id: str) -> Folded:
-    if id not in state["asks"]:
-        return Folded(state)
-    return Folded({**state, "asks": [a for a in state["asks"] if a != id]}, (Answered(id, False, _WITHDRAWN),))
-
-
 def _refused(response: dict[str, Any]) -> tuple[CodecEvent, ...]:
     if response.get("subtype") != "error":
         return ()
     return (Notice("control_refused", f"{response.get('request_id')}: {response.get('error')}"),)
-
-
-def _answer(answer: Answer) -> Send:
-    decision: dict[str, Any]
-    if answer.allow:
-        decision = {"behavior": "allow"}
-    else:
-        decision = {"behavior": "deny", "message": answer.reason or "The user does not allow this."}
-    response = {"subtype": "success", "request_id": answer.id, "response": decision}
-    return Send(f"answer:{answer.id}", encode_line({"type": "control_response", "response": response}))
 
 
 def _control(key: str, id: str, request: dict[str, Any]) -> Send:

@@ -59,7 +59,8 @@ def lifecycle(state: CodecState, message: str, what: Any) -> tuple[CodecState, l
 
 
 def _over(state: CodecState) -> CodecState:
-    return {**state, "turn": None, "open": [], "said": None, "calls": {}, "asks": []}
+    asked: dict[str, Any] | None = None if state.get("questions") is None else {}
+    return {**state, "turn": None, "open": [], "said": None, "calls": {}, "asks": [], "questions": asked}
 
 
 def _ended(m: dict[str, Any]) -> Ended:

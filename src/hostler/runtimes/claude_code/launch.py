@@ -19,7 +19,7 @@ _KEEP_DAYS = 36500  # it deletes transcripts that are older than this at start-u
 def launch(ctx: LaunchContext) -> Launch:
     """Arguments, environment and files for one process that takes many turns on stdin."""
     files = {
-        f"{ctx.files_dir}/claude-settings.json": json.dumps(_settings(ctx)),
+        f"{ctx.files_dir}/claude-settings.json": json.dumps(settings(ctx)),
         f"{ctx.home}/.claude/.claude.json": "{}",  # what the agent may have put there is gone
     }
     argv = [*ctx.program, "-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"]
@@ -54,36 +54,44 @@ def launch(ctx: LaunchContext) -> Launch:
         if ctx.effort not in EFFORTS:
             raise CapabilityUnsupported(f"Claude Code knows the efforts {', '.join(EFFORTS)}, not {ctx.effort!r}.")
         argv += ["--effort", ctx.effort]
-    return Launch(tuple(argv), _environment(ctx), files, links=links)
+    return Launch(tuple(argv), environment(ctx), files, links=links)
 
 
 def _permissions(ctx: LaunchContext) -> list[str]:
     beside = [part for folder in ctx.beside for part in ("--add-dir", folder)]
+    # Where somebody can be asked, its questions come as requests for leave. What else asks for leave the codec refuses,
+    # as "none" does, but under "ask".
+    prompts = ["--permission-prompt-tool", "stdio"] if ctx.approvals else ["--permission-prompts", "none"]
     match ctx.permissions:
         case "full":
-            return ["--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
+            return ["--permission-mode", "bypassPermissions", *prompts]
         case "edit" if ctx.confined:
-            return ["--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
+            return ["--permission-mode", "bypassPermissions", *prompts]
         case "edit":
             names = ",".join((*tools.READERS, *tools.WRITERS, *_more(ctx)))
-            return [*beside, "--tools", names, "--permission-mode", "acceptEdits", "--permission-prompts", "none"]
+            return [*beside, "--tools", names, "--permission-mode", "acceptEdits", *prompts]
         case "read-only" if ctx.confined:  # its shell can change nothing
-            names = ",".join((*tools.READERS, "Bash", "Agent"))
-            return ["--tools", names, "--permission-mode", "bypassPermissions", "--permission-prompts", "none"]
+            names = ",".join((*tools.READERS, "Bash", "Agent", *([tools.ASKS] if ctx.approvals else [])))
+            return ["--tools", names, "--permission-mode", "bypassPermissions", *prompts]
         case "read-only":
             names = ",".join((*tools.READERS, *_more(ctx)))
-            return ["--tools", names, "--permission-mode", "dontAsk", "--permission-prompts", "none"]
+            mode = "manual" if ctx.approvals else "dontAsk"  # which refuses questions, too
+            return ["--tools", names, "--permission-mode", mode, *prompts]
         case "ask":
             return [*beside, "--permission-mode", "manual", "--permission-prompt-tool", "stdio"]
 
 
 def _more(ctx: LaunchContext) -> list[str]:
-    return ["Agent", "Skill"] if ctx.skills else ["Agent"]
+    return ["Agent", *(["Skill"] if ctx.skills else []), *([tools.ASKS] if ctx.approvals else [])]
 
 
-def _settings(ctx: LaunchContext) -> dict[str, Any]:
+def settings(ctx: LaunchContext) -> dict[str, Any]:
     allow = [tools.HOST, *tools.native_rules(ctx.allow)]
-    deny = [*tools.UNATTENDED, *tools.native_rules((*ctx.deny, *ctx.disable_tools))]
+    deny = [
+        *tools.UNATTENDED,
+        *([] if ctx.approvals else [tools.ASKS]),
+        *tools.native_rules((*ctx.deny, *ctx.disable_tools)),
+    ]
     if ctx.skills:
         allow.append("Skill")
     else:
@@ -119,7 +127,7 @@ def _server(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {**kind, **{part: value for part, value in spec.items() if part != "start_timeout"}}
 
 
-def _environment(ctx: LaunchContext) -> Mapping[str, str]:
+def environment(ctx: LaunchContext) -> Mapping[str, str]:
     models = ("SMALL_FAST", "DEFAULT_HAIKU", "DEFAULT_SONNET", "DEFAULT_OPUS", "DEFAULT_FABLE")
     env = {f"ANTHROPIC_{kind}_MODEL": ctx.model for kind in models} | {
         "HOME": ctx.home,

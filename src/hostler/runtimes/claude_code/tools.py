@@ -16,6 +16,7 @@ _NATIVE = {
     "web_search": ("WebSearch",),
     "web_fetch": ("WebFetch",),
     "agent": ("Agent",),
+    "question": ("AskUserQuestion",),
 }
 _NORMAL = {native: name for name, natives in _NATIVE.items() for native in natives} | {
     "MultiEdit": "edit",
@@ -28,8 +29,10 @@ HOST = "mcp__host"
 READERS = ("Read", "Glob", "Grep")
 WRITERS = ("Edit", "Write", "NotebookEdit")
 NETWORK = ("WebFetch", "WebSearch")
+ASKS = "AskUserQuestion"
+"""Offered where somebody can be asked."""
+
 UNATTENDED = (
-    "AskUserQuestion",
     "EnterPlanMode",
     "ExitPlanMode",
     "EnterWorktree",

@@ -37,7 +37,13 @@ class Codex:
         output="schema",
         skills="native",
         images=True,
+        portable=True,
         fork=True,
+        reasons={
+            "allow_deny": "it has no rules for single tools of its own; hostler holds those for tools of the app",
+        },
+        questions="native",
+        sub_agent_header="x-openai-subagent",
     )
     codec: Codec = CodexCodec()
 

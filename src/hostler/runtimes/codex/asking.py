@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from hostler.runtimes import forms
 from hostler.runtimes.codex.items import bare
-from hostler.runtimes.jsonrpc import Step
+from hostler.runtimes.jsonrpc import Step, objs
 from hostler.types.events import Approval, Notice
+from hostler.types.questions import QUESTION, Choice, Question
 from hostler.types.runtime import Answer
 
 _DECISIONS = {
@@ -19,10 +21,14 @@ _DECISIONS = {
 
 def asked(step: Step, number: Any, method: str, params: dict[str, Any]) -> None:
     turn = step.state["turn"]
-    if method == "item/tool/requestUserInput":
+    attended = turn and step.state.get("attended")
+    questions = _questions(method, params)
+    if questions and attended:
+        _put(step, number, method, params, questions)
+    elif method == "item/tool/requestUserInput":
         step.reply(f"declined:{number}", number, {"answers": {}})
         step.emit(Notice("question_declined", "Codex asked the user a question; nobody is there to answer it."))
-    elif method == "mcpServer/elicitation/request" and (not turn or _needs_form(params)):
+    elif method == "mcpServer/elicitation/request" and (not turn or questions or _needs_form(params)):
         step.reply(f"declined:{number}", number, {"action": "decline"})
         step.emit(
             Notice("question_declined", f"MCP server {params.get('serverName')!r} asked: {params.get('message')}")
@@ -37,6 +43,35 @@ def asked(step: Step, number: Any, method: str, params: dict[str, Any]) -> None:
         ask = f"{turn['id']}:{number}"
         step.state["asks"][ask] = [number, method, params.get("permissions")]
         step.emit(Approval(ask, _DECISIONS[method], _question(step, method, params)))
+
+
+def _put(step: Step, number: Any, method: str, params: dict[str, Any], questions: tuple[Question, ...]) -> None:
+    ask = f"{step.state['turn']['id']}:{number}"
+    shown: dict[str, Any] = {"call": params.get("itemId"), "server": params.get("serverName")}
+    shown |= {"message": params.get("message"), "questions": [question.to_dict() for question in questions]}
+    step.state["asks"][ask] = [number, method, params.get("requestedSchema") or [q.id for q in questions]]
+    step.emit(Approval(ask, QUESTION, {k: v for k, v in shown.items() if v is not None}))
+
+
+def _questions(method: str, params: dict[str, Any]) -> tuple[Question, ...] | None:
+    """What is asked besides leave."""
+    if method == "mcpServer/elicitation/request" and params.get("mode") == "form":
+        return forms.questions(params.get("requestedSchema"))
+    if method != "item/tool/requestUserInput":
+        return None
+    return tuple(
+        Question(
+            str(question.get("id")),
+            str(question.get("question")),
+            str(question.get("header") or ""),
+            tuple(
+                Choice(str(option.get("label")), str(option.get("description") or ""))
+                for option in objs(question.get("options"))
+            ),
+            free=question.get("isOther") is not False,
+        )
+        for question in objs(params.get("questions"))
+    )
 
 
 def _needs_form(params: dict[str, Any]) -> bool:
@@ -71,8 +106,13 @@ def decide(step: Step, command: Answer) -> None:
     result: dict[str, Any]
     if method == "item/permissions/requestApproval":
         result = {"permissions": extra if yes else {}, "scope": "turn"}
+    elif method == "item/tool/requestUserInput":
+        none = {id: [f"(no answer: {command.reason or 'the user does not answer this'})"] for id in extra}
+        given = command.answers or {} if yes else none
+        result = {"answers": {id: {"answers": texts} for id, texts in given.items()}}
     elif method == "mcpServer/elicitation/request":
-        result = {"action": "accept", "content": {}} if yes else {"action": "decline"}
+        content = forms.filled(extra, command.answers or {})
+        result = {"action": "accept", "content": content} if yes else {"action": "decline"}
     else:
         result = {"decision": "accept" if yes else "decline"}
     step.reply(f"answer:{command.id}", number, result)

@@ -56,6 +56,7 @@ class CodexCodec:
             asks={},
             warned=[],
             starting=sorted(ctx.mcp_servers),
+            attended=ctx.approvals,
         )
         step = Step(state)
         step.request(

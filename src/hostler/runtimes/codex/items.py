@@ -99,7 +99,7 @@ def raw_call(item: dict[str, Any]) -> ToolCall | None:
             given = {"command": command, **{k: v for k, v in given.items() if k not in ("cmd", "command")}}
         name = "edit" if isinstance(command, str) and _PATCH.match(command) else "bash"
         return ToolCall(number, name, native, given)
-    return ToolCall(number, native, native, given)
+    return ToolCall(number, "question" if native == "request_user_input" else native, native, given)
 
 
 def raw_result(item: dict[str, Any]) -> ToolResult | None:

@@ -30,7 +30,8 @@ _FEATURES_OFF = (
     "tool_suggest",
     "unbounded_connection_retries",
 )
-_FEATURE_OF_TOOL = {"bash": "shell_tool", "view_image": "view_image", "task": "multi_agent"}
+_QUESTIONS = "default_mode_request_user_input"
+_FEATURE_OF_TOOL = {"bash": "shell_tool", "view_image": "view_image", "task": "multi_agent", "question": _QUESTIONS}
 
 
 def find(options: Mapping[str, Any], which: Callable[[str], str | None]) -> tuple[str, ...]:
@@ -64,6 +65,7 @@ def config(ctx: LaunchContext) -> dict[str, Any]:
         "model": ctx.model,
         "model_provider": PROVIDER,
         "check_for_update_on_startup": False,
+        "suppress_unstable_features_warning": True,
         "model_providers": {
             PROVIDER: {
                 "name": PROVIDER,
@@ -83,7 +85,7 @@ def config(ctx: LaunchContext) -> dict[str, Any]:
         "shell_environment_policy": {"exclude": [MODEL_KEY, TOOL_KEY]},
         "mcp_servers": _servers(ctx),
     }
-    features = dict.fromkeys(_FEATURES_OFF, False)
+    features = {**dict.fromkeys(_FEATURES_OFF, False), _QUESTIONS: ctx.approvals}
     if ctx.permissions != "full":
         ours["web_search"] = "disabled"
     for tool in ctx.disable_tools:
@@ -96,7 +98,8 @@ def config(ctx: LaunchContext) -> dict[str, Any]:
             raise CapabilityUnsupported(f"Codex cannot switch off its tool {tool!r}; it can switch off {known}.")
     given = dict(ctx.options.get("config") or {})
     given_features = dict(given.pop("features", None) or {})
-    return {**given, **ours, "features": {**given_features, **features}}
+    tools = {**dict(given.get("tools") or {}), "experimental_request_user_input": {"enabled": features[_QUESTIONS]}}
+    return {**given, **ours, "features": {**given_features, **features}, "tools": tools}
 
 
 def _servers(ctx: LaunchContext) -> dict[str, Any]:

@@ -42,6 +42,12 @@ class GeminiCli:
         allow_deny=True,
         max_turns=True,
         images=True,
+        portable=True,
+        reasons={
+            "steer": "over ACP a second prompt ends the first",
+            "effort": "it has no switch for it: thinking is set by the model's name",
+            "fork": "over ACP it cannot be told a place to fork at",
+        },
     )
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hostler.runtimes.acp.codec import GO_ON
+from hostler.runtimes.acp.prompting import GO_ON
 from hostler.runtimes.gemini_cli.words import NO_COMMAND
 from hostler.runtimes.jsonrpc import obj, objs
 from hostler.types.errors import CapabilityUnsupported

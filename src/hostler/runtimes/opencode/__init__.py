@@ -37,7 +37,13 @@ class OpenCode:
         effort=True,
         skills="native",
         images=True,
+        portable=True,
         fresh=True,
+        reasons={
+            "fork": "over ACP a fork takes no place in the conversation; a new one is told the transcript",
+        },
+        questions="tool",
+        sub_agent_header="x-parent-session-id",
     )
 
     def __init__(self) -> None:

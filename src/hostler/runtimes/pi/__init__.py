@@ -39,6 +39,8 @@ class Pi:
         skills="native",
         images=True,
         fresh=True,
+        portable=True,
+        reasons={"fork": "its RPC mode forks before a prompt of the user, not at the end of any turn"},
     )
 
     def __init__(self) -> None:
