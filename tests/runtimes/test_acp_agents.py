@@ -88,7 +88,7 @@ def test_what_is_asked_and_answered(program: Program) -> None:
     assert [(event.stop_reason, event.error) for event in of(events, Ended)] == [("done", None)]
     assert "".join(event.delta for event in of(events, Text)).endswith("done")
     results = of(events, ToolResult)
-    assert [result.is_error for result in results] == ([False] if program is CODEX_ACP else [False, True])
+    assert [result.is_error for result in results] == [False, True]
 
 
 @pytest.mark.parametrize(

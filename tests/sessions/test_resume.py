@@ -328,21 +328,3 @@ def test_a_history_that_hostler_does_not_know_is_there_or_the_session_is_lost(
     shutil.rmtree(home)
     with hostler.agent_resume(state, **options) as session, pytest.raises(StateIncompatible, match="does not know"):
         session.run(FAKE_PROGRAM.recall())
-
-
-def test_a_handle_that_detaches_leaves_the_turns_of_the_others(models: ModelServer) -> None:
-    """Two requests for one chat in one process: one is done and detaches while the turn of the other one waits or runs."""
-    options = FAKE_PROGRAM.options(models)
-    slow = json.dumps([{"sleep": 0.3}, {"text": "slow"}])
-    with hostler.agent_session(FAKE_PROGRAM.harness, **options) as session:
-        assert session.run("hello").error is None
-        state = session.detach()
-    for _ in range(3):
-        first, second = (hostler.agent_resume(State.loads(state.dumps()), **options) for _ in "12")
-        streams = first.stream(slow), second.stream(slow)
-        assert streams[0].wait().text == "slow"
-        first.detach()
-        assert streams[1].wait().text == "slow"
-        second.detach()
-    with hostler.agent_resume(state, **options) as session:
-        assert session.resumed == "attached"

@@ -364,10 +364,9 @@ class LiveSession:
         await self._ended(status="idle")
 
     async def detach(self) -> None:
-        """Leave the program, and a turn if one runs, to its keeper; to the other handles of this process if there are any:
-        their turns would be nobody's."""
+        """Leave the program, and a turn if one runs, to its keeper; unless others here have turns in it, who do it then."""
         await self._accepted()
-        if self.handles > 1:
+        if self.handles > 1 and (self._calls or self._joined):
             return
         worker = self._worker
         if worker is not None and not worker.done() and self.running is None and not self._calls:

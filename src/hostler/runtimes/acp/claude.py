@@ -78,6 +78,7 @@ class ClaudeAcp(AcpRuntime):
         effort=True,
         images=True,
         portable=True,
+        questions="tool",
         reasons={"steer": STEER, "fork": FORK},
     )
 

@@ -77,14 +77,16 @@ class CodexAcp(AcpRuntime):
         effort=True,
         images=True,
         portable=True,
+        questions="tool",
         reasons={"steer": STEER, "fork": FORK, "allow_deny": CODEX.capabilities.reasons["allow_deny"]},
     )
 
     def launch(self, ctx: LaunchContext) -> Launch:
         ctx = replace(ctx, approvals=False)  # it has no way for questions that ask for more than leave
         plan = codex_launch(ctx)
-        told = {"developer_instructions": ctx.instructions} if ctx.instructions else {}
-        told |= {"model_reasoning_effort": ctx.effort} if ctx.effort else {}
+        told: dict[str, Any] = {"developer_instructions": ctx.instructions} if ctx.instructions else {}
+        if ctx.effort:  # told also to a model that Codex does not know
+            told |= {"model_reasoning_effort": ctx.effort, "model_supports_reasoning_summaries": True}
         files = {f"{ctx.home}/.codex/config.toml": toml({**config(ctx), **rules(ctx), **told})}
         return Launch(ctx.program, plan.env, {**plan.files, **files}, clear=plan.clear)
 

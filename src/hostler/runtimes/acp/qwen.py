@@ -153,6 +153,7 @@ class QwenCode(AcpRuntime):
         max_turns=True,
         images=True,
         portable=True,
+        questions="tool",
         reasons={
             "edit": "its file tools are not confined to the workspace",
             "steer": STEER,

@@ -44,6 +44,8 @@ class DeepAgents:
         images=True,
         skills="native",
         portable=True,
+        questions="tool",
+        sub_agent_header="x-sub-agent",
         fork=True,
         fresh=True,
     )

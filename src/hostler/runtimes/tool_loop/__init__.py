@@ -37,6 +37,7 @@ class ToolLoop:
         effort=True,
         images=True,
         portable=True,
+        questions="tool",
         fork=True,
         fresh=True,
     )

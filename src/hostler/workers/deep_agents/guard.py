@@ -20,6 +20,9 @@ from hostler.workers.acp import Client, Turn
 from hostler.workers.servers import ServedTool, Servers
 from hostler.workers.settings import Settings
 
+SUB_AGENT = "x-sub-agent"
+"""The header that tells the model calls of sub-agents from those of the main agent."""
+
 _ATTEMPTS = 3
 _NORMAL = {
     "read_file": "read",
@@ -89,6 +92,9 @@ class Guard(AgentMiddleware):
             if most is not None and self._calls >= most:
                 raise Enough
             self._calls += 1
+        else:
+            headers = {**request.model_settings.get("extra_headers", {}), SUB_AGENT: "1"}
+            request = request.override(model_settings={**request.model_settings, "extra_headers": headers})
         allowed = [tool for tool in request.tools if rules.offered(self._settings, _NORMAL.get(n := _name(tool), n))]
         request = request.override(tools=allowed)
         cut = "no answer"
