@@ -58,10 +58,10 @@ $(VENV)-litellm/.ready:
 # The agent programs that are no Python packages; the tests look for them here first. Some need a newer Node than many
 # systems have, so one is installed with them.
 PROGRAMS := "opencode-ai@1" "node@24" "@agentclientprotocol/claude-agent-acp@0.101" "@zed-industries/codex-acp@0.16" \
-  "@qwen-code/qwen-code@0.24"
+  "@qwen-code/qwen-code@0.24" "@earendil-works/pi-coding-agent@1" "@google/gemini-cli@0.61"
 .programs/.ready: Makefile
 	npm install --prefix .programs --no-save --no-audit --no-fund --loglevel=error $(PROGRAMS)
-	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" sh -ec 'opencode --version; qwen --version; command -v claude-agent-acp; command -v codex-acp'
+	PATH="$(CURDIR)/.programs/node_modules/.bin:$$PATH" sh -ec 'for it in opencode qwen pi gemini; do $$it --version; done; command -v claude-agent-acp; command -v codex-acp'
 	touch $@
 
 # The sandbox. Where it can neither be found nor installed its tests are skipped, which CI does not let pass.

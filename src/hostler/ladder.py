@@ -386,7 +386,7 @@ def _restore(stored: Stored, place: Place) -> str | None:
         assert stored.native is not None
         native.restore(place.dirs.native, place.dirs.home, stored.native)
     if native_id is not None:  # it may have been moved, or be a fork's
-        native.relocate(place.dirs.home, place.runtime.native_files, place.sandbox.workdir)
+        native.relocate(place.dirs.home, place.runtime.native_files, native_id, place.sandbox.workdir)
     return native_id
 
 

@@ -163,6 +163,7 @@ async def run_turn(
     native_id: str | None = None
     unread = 0
     head: list[Journalled] = [(event, None) for event in first]
+    owed: list[Send] = []
     running.program = program
     masker.resume(progress.masking)
     if progress.turn != prompt.turn:
@@ -174,6 +175,7 @@ async def run_turn(
                 step = advance(codec, progress, item)
                 progress, native_id = step.progress, step.native_id or native_id
                 head += [(event, None) for event, _ in step.events if isinstance(event, ModelCall)]
+                owed += step.sends  # it may have asked something, and wait
         items: list[Any] = [prompt]
     else:
         items = []
@@ -205,7 +207,7 @@ async def run_turn(
         while True:
             batch, items = items or await program.items(), []
             events, head = head, []
-            sends: list[Send] = []
+            sends, owed = owed, []
             named: str | None = None
             end: Ended | None = None
             for index, item in enumerate(batch):

@@ -13,6 +13,8 @@ QUICK = {  # what is shown each time; a program that takes seconds to start is s
     "claude_code": {"turn", "usage", "restart", "restart-in-tool", "lost-home"},
     "codex": {"turn", "usage", "restart", "restart-in-tool", "lost-home"},
     "opencode": {"restart"},
+    "pi": set(),  # tests/sessions/test_more_programs.py runs these two each time
+    "gemini_cli": set(),
     "tool_loop": {"turn", "cancel", "lost-home"},
     "deep_agents": {"lost-home"},
     "claude_acp": {"lost-home"},

@@ -93,8 +93,9 @@ def test_what_is_missing_or_wrong_is_named(model: str | None, given: dict[str, A
         ("openai/gpt-x", "anthropic", 'pip install "hostler[litellm]"'),
         ("anthropic/claude-x", "responses", "hostler[litellm]"),
         ("anthropic/claude-x", "chat", "openai/anthropic/claude-x"),
-        ("gemini-x", "gemini", "'gemini'"),
-        ("litellm_proxy/x", "gemini", "'gemini'"),
+        ("openai/gpt-x", "gemini", "nothing here translates between the two"),
+        ("gemini/gemini-x", "chat", "openai/gemini/gemini-x"),
+        ("x", "smoke", "'smoke'"),
     ],
 )
 def test_a_wire_that_the_provider_does_not_speak(model: str, wire: str, words: str) -> None:

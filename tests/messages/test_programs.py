@@ -16,6 +16,7 @@ from hostler.harness import Text
 from hostler.testing.model_server import ModelServer
 
 REAL = [*(pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX, OPENCODE)), *IN_SOAK]
+FORKING = [p for p in REAL if hostler.agent_capabilities(p.values[0].harness).fork]
 ALL = [FAKE_PROGRAM, *REAL]
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
@@ -147,7 +148,7 @@ def test_pictures_reach_the_model_and_other_files_their_path(
     chat.close()
 
 
-@pytest.mark.parametrize("program", [p for p in REAL if p.values[0] is not OPENCODE], ids=ids)
+@pytest.mark.parametrize("program", FORKING, ids=ids)
 def test_a_fork_is_resumed_without_its_home(program: Program, models: ModelServer, tmp_path: Path) -> None:
     """Its files are saved with the session, those of the conversation that it came from included where it needs them."""
     import shutil
@@ -165,7 +166,7 @@ def test_a_fork_is_resumed_without_its_home(program: Program, models: ModelServe
     chat.close()
 
 
-@pytest.mark.parametrize("program", [p for p in REAL if p.values[0] is not OPENCODE], ids=ids)
+@pytest.mark.parametrize("program", FORKING, ids=ids)
 def test_a_program_that_cannot_fork_there_is_told_all(program: Program, models: ModelServer, tmp_path: Path) -> None:
     import sqlite3
 

@@ -302,6 +302,16 @@ def test_answers_have_the_key_of_their_question() -> None:
     assert json.loads(deny.data)["response"]["response"] == {"behavior": "deny", "message": "why"}
 
 
+def test_a_question_behind_the_end_of_the_turn_is_refused() -> None:
+    """Case H02: nobody would see it, and the program would wait for ever."""
+    ask = line(type="control_request", request_id="q", request={"subtype": "can_use_tool", "tool_name": "Bash"})
+    state = open_turn()
+    over = CODEC.fold(state, result(state)).state
+    folded = CODEC.fold(over, ask)
+    assert folded.events == ()
+    assert json.loads(folded.sends[0].data)["response"]["response"]["behavior"] == "deny"
+
+
 def test_other_questions_get_a_definite_no() -> None:
     ask = line(type="control_request", request_id="q", request={"subtype": "request_user_dialog"})
     [send] = CODEC.fold(open_turn(), ask).sends

@@ -142,6 +142,29 @@ def test_rules_of_the_caller() -> None:
         permission(context(allow=("(",)))
 
 
+def test_a_denied_command_is_denied_behind_other_words() -> None:
+    rules = permission(context(deny=("bash:rm *",), allow=("bash:git *",)))
+    for command in ("rm x", "X=1 rm x", "/bin/rm x", "\\rm x", "sh -c 'rm x'", 'sh -c "rm x"', "timeout 5 rm x"):
+        assert decided(rules, "bash", command) == "deny"
+    for command in ("ls", "farm x", "git status", "rmdir x"):
+        assert decided(rules, "bash", command) == "allow"
+
+
+def test_a_path_is_named_from_any_root_above_the_workspace() -> None:
+    rules = permission(context(workdir="/home/ada/barn", deny=("edit:secret/**", "read:/etc/*")))
+    for path in (
+        "secret/x",
+        "barn/secret/x",
+        "ada/barn/secret/x",
+        "home/ada/barn/secret/a/x",
+        "/home/ada/barn/secret/x",
+    ):
+        assert decided(rules, "edit", path) == "deny"
+    for path in ("open/secret/x", "secrets/x", "bob/secret/x"):
+        assert decided(rules, "edit", path) == "allow"
+    assert decided(rules, "read", "etc/passwd") == decided(rules, "read", "/etc/passwd") == "deny"
+
+
 # ---- history ---------------------------------------------------------------------------------------------------------
 
 

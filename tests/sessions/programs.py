@@ -55,6 +55,8 @@ CLAUDE = Program("claude_code", Harness.CLAUDE_CODE, "claude-sonnet-4-5")
 CODEX = Program("codex", Harness.CODEX, "gpt-5")
 OPENCODE = Program("opencode", Harness.OPENCODE, "gpt-5")
 TOOL_LOOP = Program("tool_loop", Harness.TOOL_LOOP, "gpt-5")
+PI = Program("pi", Harness.PI, "gpt-5")
+GEMINI = Program("gemini_cli", Harness.GEMINI_CLI, "gemini-2.5-flash")
 DEEP_AGENTS = Program("deep_agents", Harness.DEEP_AGENTS, "gpt-5")
 
 # Agents that are known by their command; `make` installs them where conftest.py puts them on PATH.
@@ -66,10 +68,10 @@ ACP = (CLAUDE_ACP, CODEX_ACP, QWEN)
 _QUICK = [pytest.param(p, marks=pytest.mark.real) for p in (CLAUDE, CODEX)]
 # OpenCode takes seconds of CPU to start: the resume matrix, the faults and the cases run it each time, the rest in soak.
 # The programs after it are run in soak, too; `make test` has some rows of the conformance suite for each.
-_SLOW = [pytest.param(p, marks=[pytest.mark.real, pytest.mark.soak]) for p in (OPENCODE, TOOL_LOOP)]
+_SLOW = [pytest.param(p, marks=[pytest.mark.real, pytest.mark.soak]) for p in (OPENCODE, TOOL_LOOP, PI, GEMINI)]
 ALL = [FAKE_PROGRAM, *_QUICK, *_SLOW]
 REAL = [*_QUICK, *_SLOW]
-IN_SOAK = [pytest.param(p, marks=pytest.mark.soak) for p in (TOOL_LOOP, DEEP_AGENTS)]
+IN_SOAK = [pytest.param(p, marks=pytest.mark.soak) for p in (TOOL_LOOP, DEEP_AGENTS, PI, GEMINI)]
 """Added to lists of programs whose other members are run each time."""
 
 

@@ -15,8 +15,11 @@ import pytest
 import hostler
 from hostler.harness import Answered, Approval, Done
 from hostler.store import Store, approvals, queries
+from hostler.testing.fake_runtime import FakeCodec, FakeRuntime
 from hostler.testing.model_server import ModelServer
-from tests.sessions.programs import ALL, FAKE_PROGRAM, Program, ids
+from hostler.types.runtime import CodecState, Folded, Frame, Send
+from tests.conftest import wait_until
+from tests.sessions.programs import ALL, FAKE_PROGRAM, REAL, Program, ids
 from tests.sessions.test_kill import App
 from tests.sessions.test_restart import asking, job_of, journal, of_turn, state_of
 
@@ -68,6 +71,29 @@ def test_a_question_of_a_killed_app_is_answered_from_the_command_line(
     assert (answered.id, answered.allow) == (id, True)
     assert (workspace / "ran.txt").exists()
     assert "no open approvals" in cli("approvals")
+
+
+@pytest.mark.parametrize("program", REAL, ids=ids)
+def test_an_answer_is_not_lost_when_the_model_fails_behind_it(
+    program: Program, models: ModelServer, workspace: Path
+) -> None:
+    """Nor asked for again: the tool has run, the turn ends with the model's failure, and the session goes on."""
+    options = program.options(models)
+    app = App(job_of(program, {**options, "permissions": "ask"}, workspace, asking(program)))
+    app.until("event Approval")
+    app.kill()
+    state = state_of(app)
+    models.script([{"error": 400, "message": "out of hay"}])
+    cli("answer", state.session, question_in(cli("approvals"), state.session), "--allow")
+    with hostler.agent_resume(state, sandbox=hostler.sandbox.local(workspace), **options) as session:
+        result = session.run("And now? @@{}@@")
+        assert (result.stop_reason, result.error) == ("done", None)
+        events = of_turn(journal(session, result.turn_id), 1)
+    assert [event.allow for event in events if isinstance(event, Answered)] == [True]
+    assert len([event for event in events if isinstance(event, Approval)]) == 1
+    assert events[-1].result.stop_reason == "error"
+    assert "out of hay" in events[-1].result.error.message
+    assert (workspace / "ran.txt").read_text() == "ran\n"
 
 
 @pytest.mark.parametrize("allow", [True, False])
@@ -173,3 +199,45 @@ def test_what_is_not_asked_cannot_be_answered(models: ModelServer, state_dir: Pa
         key = session.key
     assert "no open approval" in cli("answer", key, "nonsense", "--allow", code=2)
     assert "There is no session" in cli("answer", "nobody", "x", "--deny", code=2)
+
+
+LATE = """
+import json, sys
+options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+answered = None
+def say(**message):
+    print(json.dumps(message), flush=True)
+for line in sys.stdin:
+    message = json.loads(line)
+    if message["op"] == "hello":
+        say(ev="ready", session=options["--session"])
+    elif message["op"] == "answer":
+        answered = message["reason"]
+    elif message["op"] == "prompt":
+        say(ev="end", turn=message["turn"], stop="done", text=f"answered: {answered}", output=None, error=None)
+        say(ev="ask", id="late", tool="Bash", input={})
+"""
+
+
+class LateCodec(FakeCodec):
+    """Answers what is asked behind the end of a turn, as the codecs of real programs do."""
+
+    def fold(self, state: CodecState, item: Any) -> Folded:
+        if isinstance(item, Frame) and b'"ask"' in item.data and state["turn"] is None:
+            answer = {"op": "answer", "id": "late", "allow": False, "reason": "it is over"}
+            return Folded(state, sends=(Send("answer:late", json.dumps(answer).encode()),))
+        return super().fold(state, item)
+
+
+def test_what_is_asked_between_turns_is_answered_before_the_next_prompt(models: ModelServer, tmp_path: Path) -> None:
+    """Case H02: a program that waits for an answer would not hear the prompt."""
+
+    class Late(FakeRuntime):
+        codec = LateCodec()
+
+    program = tmp_path / "late.py"
+    program.write_text(LATE)
+    options = {**FAKE_PROGRAM.options(models), "options": {"program": [sys.executable, str(program)]}}
+    with hostler.agent_session(Late(), **options) as session:
+        assert session.run("one").text == "answered: None"
+        assert wait_until(lambda: session.run("again").text == "answered: it is over", 10)

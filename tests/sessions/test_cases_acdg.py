@@ -67,6 +67,9 @@ def calls_and_results(body: Any) -> tuple[list[str], list[str]]:
             results.append(item["tool_call_id"])
         elif kind == "function" and "id" in item:
             calls.append(item["id"])
+        for name, found in (("functionCall", calls), ("functionResponse", results)):
+            if isinstance(item.get(name), dict):
+                found.append(item[name].get("id"))
     return calls, results
 
 

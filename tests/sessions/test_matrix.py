@@ -21,14 +21,25 @@ from hostler.harness import Done, SessionLost, State, StateIncompatible
 from hostler.runtimes import runtime_for
 from hostler.testing.model_server import ModelServer
 from tests.conftest import keepers_of, processes_of, wait_until
-from tests.sessions.programs import CLAUDE, CODEX, DEEP_AGENTS, FAKE_PROGRAM, OPENCODE, TOOL_LOOP, Program, ids
+from tests.sessions.programs import (
+    CLAUDE,
+    CODEX,
+    DEEP_AGENTS,
+    FAKE_PROGRAM,
+    GEMINI,
+    OPENCODE,
+    PI,
+    TOOL_LOOP,
+    Program,
+    ids,
+)
 from tests.sessions.test_resume import job_for, last, run_child
 
 PROGRAMS = [
     pytest.param(p, marks=[pytest.mark.xdist_group(f"matrix-{p.name}"), *([] if p.fake else [pytest.mark.real]), *more])
     for p, more in (
         *((p, []) for p in (FAKE_PROGRAM, CLAUDE, CODEX, OPENCODE)),
-        *((p, [pytest.mark.soak]) for p in (TOOL_LOOP, DEEP_AGENTS)),
+        *((p, [pytest.mark.soak]) for p in (TOOL_LOOP, DEEP_AGENTS, PI, GEMINI)),
     )
 ]
 FOREIGN = {  # an id as another program makes them
@@ -38,6 +49,8 @@ FOREIGN = {  # an id as another program makes them
     "opencode": "0b0e1a5e-0000-4000-8000-000000000000",
     "deep_agents": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
     "tool_loop": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
+    "pi": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
+    "gemini_cli": "ses_0a1b2c3d4e5fABCDEFGHIJKLMN",
 }
 
 
@@ -74,7 +87,8 @@ class Cell:
     def native_files(self) -> list[Path]:
         """The program's own history in its home."""
         native_id = self.base.state.native_id or ""
-        patterns = [f.pattern.replace("{id}", native_id) for f in runtime_for(self.program.harness).native_files]
+        patterns = [f.pattern for f in runtime_for(self.program.harness).native_files]
+        patterns = [p.replace("{id}", native_id).replace("{id:8}", native_id[:8]) for p in patterns]
         return [path for pattern in patterns for path in self.home.glob(pattern) if path.is_file()]
 
     def resume(self, state: State | None = None, **more: Any) -> Any:

@@ -52,6 +52,8 @@ CODECS: dict[str, Any] = {
     "claude": Harness.CLAUDE_CODE,
     "codex": Harness.CODEX,
     "opencode": Harness.OPENCODE,
+    "pi": Harness.PI,
+    "gemini": Harness.GEMINI_CLI,
     **{program.name: program.harness for program in (TOOL_LOOP, DEEP_AGENTS, *ACP)},
 }
 STREAMS = sorted(path.stem for path in recorded.STREAMS.glob("*.jsonl"))
@@ -220,7 +222,7 @@ def test_a_tampered_stream_is_folded(name: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("name", ["claude-tool", "codex-turns", "opencode-turns"])
+@pytest.mark.parametrize("name", ["claude-tool", "codex-turns", "opencode-turns", "pi-turns", "gemini-turns"])
 def test_noise_between_the_lines_changes_nothing(name: str) -> None:
     """Foreign lines around every line, two objects on one line, BOM and CR: the same events, and notices of the noise."""
     codec, ctx, items = stream(name)
@@ -238,7 +240,7 @@ def test_noise_between_the_lines_changes_nothing(name: str) -> None:
     assert len(seen) > len(plain)
 
 
-@pytest.mark.parametrize("name", ["claude-cut-always", "claude-tool", "codex-turns", "opencode-turns"])
+@pytest.mark.parametrize("name", ["claude-cut-always", "claude-tool", "codex-turns", "opencode-turns", "pi-turns"])
 def test_a_turn_ends_whatever_the_fields_of_its_last_message_hold(name: str) -> None:
     """Nobody waits for ever: only what makes a message the end of this turn must be right."""
     needed = {"type", "method", "id", "user_message_uuids", "threadId", "params", "turn"}

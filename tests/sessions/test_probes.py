@@ -22,7 +22,18 @@ import pytest
 import hostler
 from hostler.harness import Approval
 from hostler.testing.model_server import ModelServer
-from tests.sessions.programs import CLAUDE, CODEX, DEEP_AGENTS, IN_SOAK, OPENCODE, TOOL_LOOP, Program, ids
+from tests.sessions.programs import (
+    CLAUDE,
+    CODEX,
+    DEEP_AGENTS,
+    GEMINI,
+    IN_SOAK,
+    OPENCODE,
+    PI,
+    TOOL_LOOP,
+    Program,
+    ids,
+)
 
 MODES = ("full", "edit", "read-only", "ask")
 WAYS = (
@@ -44,8 +55,11 @@ EXPECTED: dict[str, dict[str, dict[str, str]]] = {
         # Allowed once: the first write. All else is asked for, and denied.
         "ask": dict.fromkeys(WAYS, "asked") | {"write by its tool": "asked, done"},
     }
-    for program in ("claude_code", "codex", "opencode", "tool_loop", "deep_agents")
+    for program in ("claude_code", "codex", "opencode", "tool_loop", "deep_agents", "pi", "gemini_cli")
 }
+# Its own tool writes nowhere else, whatever is allowed.
+for mode in ("full", "ask"):
+    EXPECTED["gemini_cli"][mode] |= {"outside by its tool": "no"}
 # It alone has a sandbox of its own for its shell.
 EXPECTED["codex"]["edit"] |= {"write by shell": "done", "write by python": "done"}
 
@@ -90,9 +104,9 @@ def write(program: Program, path: Path) -> dict[str, Any]:
         return {"tool": "Write", "args": {"file_path": str(path), "content": "x"}}
     if program is OPENCODE:
         return {"tool": "write", "args": {"filePath": str(path), "content": "x"}}
-    if program is DEEP_AGENTS:
+    if program in (DEEP_AGENTS, GEMINI):
         return {"tool": "write_file", "args": {"file_path": str(path), "content": "x"}}
-    if program is TOOL_LOOP:
+    if program in (TOOL_LOOP, PI):
         return {"tool": "write", "args": {"path": str(path), "content": "x"}}
     return {"shell": f"apply_patch <<'EOF'\n*** Begin Patch\n*** Add File: {path}\n+x\n*** End Patch\nEOF\n"}
 

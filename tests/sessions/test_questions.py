@@ -11,18 +11,13 @@ import pytest
 import hostler
 from hostler.harness import Answered, Approval, Choice, Question, ToolCall, ToolResult
 from hostler.testing.model_server import ModelServer
-from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, REAL, TOOL_LOOP, Program, ids
+from tests.sessions.programs import ALL, CLAUDE, CODEX, CODEX_ACP, FAKE_PROGRAM, OPENCODE, REAL, Program, ids
 from tests.sessions.test_approvals import cli, question_in
 from tests.sessions.test_kill import App
 from tests.sessions.test_restart import job_of, journal, of_turn, state_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-TOOLS = {
-    CLAUDE: "AskUserQuestion",
-    CODEX: "request_user_input",
-    OPENCODE: "host_question",
-    TOOL_LOOP: "mcp__host__question",
-}
+OWN = {CLAUDE: "AskUserQuestion", CODEX: "request_user_input", OPENCODE: "host_question", CODEX_ACP: "question"}
 OPTIONS = [{"label": "Postgres", "description": "big"}, {"label": "SQLite", "description": "small"}]
 CHOICES = (Choice("Postgres", "big"), Choice("SQLite", "small"))
 
@@ -37,7 +32,13 @@ def asking(program: Program, *texts: str) -> str:
         {"question": text, "header": "DB", "options": OPTIONS, **more, **({"id": str(n)} if program is CODEX else {})}
         for n, text in enumerate(texts, 1)
     ]
-    return f"CODEWORD-two @@{json.dumps([{'tool': TOOLS[program], 'args': {'questions': asked}}])}@@"
+    within = {"namespace": "mcp__host"} if program is CODEX_ACP else {}
+    return f"CODEWORD-two @@{json.dumps([{'tool': tool_of(program), 'args': {'questions': asked}, **within}])}@@"
+
+
+def tool_of(program: Program) -> str:
+    """The name of the tool to ask with: the program's own, or hostler's."""
+    return OWN.get(program, "mcp__host__question")
 
 
 def heard(program: Program, result: Any, models: ModelServer) -> str:
@@ -123,7 +124,7 @@ def test_where_nobody_can_answer_no_question_is_offered_and_none_waits(program: 
     assert result.stop_reason == "done"
     assert not [event for event in result.events if isinstance(event, Approval)]
     offered = json.dumps([tool for call in models.calls for tool in call.body["tools"]])
-    assert TOOLS[program] not in offered
+    assert f'"{tool_of(program)}"' not in offered
 
 
 @pytest.mark.parametrize("program", [FAKE_PROGRAM, pytest.param(CODEX, marks=pytest.mark.real)], ids=ids)

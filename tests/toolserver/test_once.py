@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.programs import ALL, CODEX, FAKE_PROGRAM, Program, ids
+from tests.sessions.programs import ALL, CODEX, FAKE_PROGRAM, GEMINI, Program, ids
 from tests.toolserver.app import pay, who
 from tests.toolserver.test_tools import APP, calling, told
 
@@ -238,7 +238,7 @@ def test_large_results_are_files_and_arguments_may_be_large(program: Program, mo
         """The model's answers are queued, not in the prompt: that may not be as large as an argument."""
         if program.fake:
             return session.run(json.dumps([{"mcp": name, "arguments": arguments}, *more, {"text": "done"}]))
-        prefix = {"opencode": "host_", "codex": ""}.get(program.name, "mcp__host__")
+        prefix = {"opencode": "host_", "codex": "", "gemini_cli": "mcp_host_"}.get(program.name, "mcp__host__")
         native = f"{prefix}{name}"
         space = {"namespace": "mcp__host"} if program is CODEX else {}
         models.script([{"tool": native, "args": arguments, **space}, *more, {"text": "done"}])
@@ -256,7 +256,7 @@ def test_large_results_are_files_and_arguments_may_be_large(program: Program, mo
         assert file.path.startswith("/artifacts/tool-results/table/")
         assert json.loads(session.artifacts.read(file.path)) == rows
         assert session.files.read("seen.txt").decode() == f"{session.key} None"
-        letters = 1_000_000 if program is CODEX else 10_000_000  # it can ten, in as many seconds
+        letters = 1_000_000 if program in (CODEX, GEMINI) else 10_000_000  # it can ten, in as many seconds
         assert told(run("size", {"text": "x" * letters})) == [(str(letters), False)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.programs import ALL, CODEX, FAKE_PROGRAM, Program, ids
+from tests.sessions.programs import ALL, CODEX, FAKE_PROGRAM, GEMINI, Program, ids
 from tests.toolserver.test_tools import calling, told
 
 import hostler
@@ -21,6 +21,8 @@ from hostler.types.rules import choose, is_about
 
 THIEF = Path(__file__).with_name("thief.py")
 pytestmark = pytest.mark.usefixtures("nothing_left")
+# Gemini CLI is told of the tool server with the session: its shell finds the token in no file and no environment.
+BY_HAND = [p for p in ALL if getattr(p, "values", (p,))[0] is not GEMINI]
 
 
 def by_hand(program: Program, jobs: list[dict[str, Any]] | None) -> str:
@@ -35,7 +37,7 @@ def gave(result: Result) -> Any:
     return json.loads(output.strip().splitlines()[-1])
 
 
-@pytest.mark.parametrize("program", ALL, ids=ids)
+@pytest.mark.parametrize("program", BY_HAND, ids=ids)
 def test_denied_is_denied_and_ask_asks_also_by_hand(program: Program, models: ModelServer, workspace: Path) -> None:
     shutil.copy(THIEF, workspace)
     ran: list[str] = []
@@ -110,7 +112,7 @@ def test_denied_is_denied_and_ask_asks_also_by_hand(program: Program, models: Mo
         assert [id for id, _ in answers] == questions  # all in the journal
 
 
-@pytest.mark.parametrize("program", ALL, ids=ids)
+@pytest.mark.parametrize("program", BY_HAND, ids=ids)
 def test_a_token_is_worth_nothing_at_another_sessions_address(
     program: Program, models: ModelServer, workspace: Path, tmp_path: Path
 ) -> None:

@@ -29,6 +29,10 @@ def found() -> tuple[str, str]:
             return re.findall(r"http://[^\"]*/hostler/tools", config)[0], env["HOSTLER_TOOL_KEY"]
         if "--tool-url" in line:
             return line[line.index("--tool-url") + 1], env["FAKE_TOOL_TOKEN"]
+        if "PI_CODING_AGENT_DIR" in env:
+            text = Path(env["HOME"]).parent.joinpath("launch", "pi", "hostler.js").read_text()
+            server = json.loads(text.partition("= ")[2].partition(";\n")[0])["servers"]["host"]["config"]
+            return server["url"], server["headers"]["Authorization"].removeprefix("Bearer ")
         if "OPENCODE_CONFIG_CONTENT" in env:
             server = json.loads(Path(env["XDG_CONFIG_HOME"], "opencode", "opencode.json").read_text())["mcp"]["host"]
             return server["url"], server["headers"]["Authorization"].removeprefix("Bearer ")

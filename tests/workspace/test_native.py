@@ -510,7 +510,7 @@ def test_a_database_is_told_of_a_new_working_directory(tmp_path: Path) -> None:
         db.close()
         shutil.copy(tmp_path / name, home / name)
         shutil.copy(tmp_path / f"{name}-wal", home / f"{name}-wal")
-    native.relocate(str(home), files, "/new's")
+    native.relocate(str(home), files, "", "/new's")
     found = {}
     for name in ("a.db", "b.db"):
         db = sqlite3.connect(home / name)
@@ -521,5 +521,26 @@ def test_a_database_is_told_of_a_new_working_directory(tmp_path: Path) -> None:
     before = (tmp_path / "outside.db").read_bytes()
     (home / "a.db").unlink()
     (home / "a.db").symlink_to(tmp_path / "outside.db")
-    native.relocate(str(home), files, "/evil")
+    native.relocate(str(home), files, "", "/evil")
     assert (tmp_path / "outside.db").read_bytes() == before
+
+
+def test_a_log_is_told_of_a_new_working_directory_in_its_first_record(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    files = [NativeFile("*_{id}.jsonl", "jsonl", moved="cwd"), NativeFile("plain_{id}.jsonl", "jsonl")]
+    rest = b'{"cwd": "/old", "n": 1}\n' * 10_000
+    (home / "x_id.jsonl").write_bytes(b'{"type": "session", "cwd": "/old"}\n' + rest)
+    (home / "x_other.jsonl").write_bytes(b'{"cwd": "/old"}\n')
+    (home / "y_id.jsonl").write_bytes(b"no record\n")
+    (tmp_path / "outside").write_bytes(b'{"cwd": "/old"}\n')
+    (home / "z_id.jsonl").symlink_to(tmp_path / "outside")
+    native.relocate(str(home), files, "id", "/a/näw/place")
+    first, left = (home / "x_id.jsonl").read_bytes().split(b"\n", 1)
+    assert (json.loads(first), left) == ({"type": "session", "cwd": "/a/näw/place"}, rest)
+    assert (home / "x_other.jsonl").read_bytes() == b'{"cwd": "/old"}\n'
+    assert (home / "y_id.jsonl").read_bytes() == b"no record\n"
+    assert (tmp_path / "outside").read_bytes() == b'{"cwd": "/old"}\n'
+    before = (home / "x_id.jsonl").stat().st_ino
+    native.relocate(str(home), files, "id", "/a/näw/place")
+    assert (home / "x_id.jsonl").stat().st_ino == before  # nothing to say

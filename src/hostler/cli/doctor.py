@@ -31,7 +31,7 @@ from .view import printable
 
 _VERSION_TIMEOUT = 20.0
 _GATEWAY_TIMEOUT = 5.0
-_PROVIDER_KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")
+_PROVIDER_KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY")
 
 
 def doctor_command() -> int:

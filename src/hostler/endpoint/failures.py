@@ -151,8 +151,9 @@ def final_answer(wire: WireName, failure: Failure) -> tuple[int, bytes]:
 _NEUTRAL = "The model gave no answer. The application was told why."
 # Chat clients read the text of an error, whatever its status: what looks passing to them they repeat for minutes.
 _PASSING = re.compile(
-    r"429|500|502|503|504|524|rate|too many|quickly|overload|unavailable|internal|server.error|provider|terminated|"
-    r"failed|network|upstream|connection|socket|timed?.?out|econn|try|retry|exhausted|capacity",
+    r"429|500|502|503|504|52[04]|rate|too many|quickly|overload|unavailable|internal|server.error|provider|terminated|"
+    r"failed|network|upstream|connection|socket|timed?.?out|econn|try|retry|exhausted|capacity|busy|demand|interrupted|"
+    r"disconnect|ended (without|before)|reset|enotfound|eai_again|getaddrinfo|http.?2|cut short|cancell?ed",
     re.IGNORECASE,
 )
 _LENGTH = re.compile(r"context|token|too long", re.IGNORECASE)  # they shorten their history and go on

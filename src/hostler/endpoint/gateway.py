@@ -13,6 +13,7 @@ from hostler.types.events import ModelCall
 
 from .failures import Failure, final_answer
 from .forwarding import Call, Client, Forward, answer_json
+from .google import COUNTS, asked
 from .routes import Route, WireName
 from .serving import CUT, PEER, App, Receive, Scope, Send, Serving, listen_private, serve, while_connected
 from .translated import Translated
@@ -164,13 +165,13 @@ class Endpoint:
             await self._serve_tools(scope, receive, send, headers)
             return
         body = await _read(receive)
-        wire: WireName = PATHS.get(path, "anthropic" if "anthropic-version" in headers else "chat")
+        wire = _wire_of(path) or ("anthropic" if "anthropic-version" in headers else "chat")
         client = self._clients.get(_token(headers))
         if client is None:
             await _refuse(send, wire, 401, "authentication_error", "This token is not one of an open session.")
         elif method == "GET" and path == MODELS_PATH:
             await answer_json(send, 200, _models(client))
-        elif method == "POST" and (path in PATHS or path == COUNT_PATH):
+        elif method == "POST" and _wire_of(path) is not None:
             await self._model(client, scope, receive, send, headers, body)
         else:
             await _refuse(send, wire, 404, "not_found_error", f"{method} {path} is not forwarded to the model.")
@@ -195,8 +196,8 @@ class Endpoint:
         raw: bytes | None,
     ) -> None:
         path = scope["path"]
-        counting = path == COUNT_PATH
-        wire: WireName = "anthropic" if counting else PATHS[path]
+        wire, google = _wire_of(path) or "chat", asked(path)
+        counting = path == COUNT_PATH or (google is not None and google.method == COUNTS)
         asking = client.asking(wire)
         if asking is None or (counting and asking.route.program is not None):
             await _refuse(send, wire, 404, "not_found_error", f"The model of this session is not asked at {path}.")
@@ -212,10 +213,10 @@ class Endpoint:
         if not isinstance(body, dict):
             await _refuse(send, wire, 400, "invalid_request_error", "The request is not a JSON object.")
             return
-        asked = str(body.get("model"))[:200]
-        if asked not in client.models:
+        model = (google.model if google is not None else str(body.get("model")))[:200]
+        if model not in client.models:
             names = ", ".join(sorted(client.models))
-            await _refuse(send, wire, 403, "permission_error", f"This session may ask for {names}, not for {asked}.")
+            await _refuse(send, wire, 403, "permission_error", f"This session may ask for {names}, not for {model}.")
             return
         if len(client.calls) >= IN_FLIGHT:
             message = f"This session has {IN_FLIGHT} model calls under way."
@@ -249,7 +250,8 @@ class Endpoint:
                 await forward.refuse(Failure("model_refused", f"The request is no {wire} request: {error}", 400))
                 return
         else:
-            url = route.url + "/count_tokens" if counting else route.url
+            url = route.url_for(google.method) if google is not None else route.url
+            url += "/count_tokens" if path == COUNT_PATH else ""
             if wire == "anthropic" and scope["query_string"] == b"beta=true":
                 url += "?beta=true"
             sent_body = pin(body, route.model, wire, gateway=route.gateway)
@@ -301,9 +303,18 @@ async def _read(receive: Receive) -> bytes | None:
                 return b"".join(pieces) if size <= BODY_LIMIT else None
 
 
+def _wire_of(path: str) -> WireName | None:
+    """The wire in which this path is asked; None for no model's."""
+    if path == COUNT_PATH:
+        return "anthropic"
+    return PATHS.get(path) or ("gemini" if asked(path) is not None else None)
+
+
 def _token(headers: Mapping[str, str]) -> str:
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    if scheme.lower() == "bearer":
+        return given.strip()
+    return headers.get("x-api-key") or headers.get("x-goog-api-key", "")
 
 
 def _sent_headers(client: Client, given: Mapping[str, str]) -> dict[str, str]:

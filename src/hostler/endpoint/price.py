@@ -16,7 +16,7 @@ from .routes import Route
 from .wires import Seen, Tokens, number
 
 COST_HEADER = "x-litellm-response-cost"
-_PROVIDERS = {"anthropic": "anthropic", "responses": "openai", "chat": "openai"}
+_PROVIDERS = {"anthropic": "anthropic", "responses": "openai", "chat": "openai", "gemini": "google"}
 _INFO_PATHS = ("/model/info", "/v1/model/info")
 _INFO_TIMEOUT = 5.0
 _log = logging.getLogger(__name__)

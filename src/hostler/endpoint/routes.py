@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 
 from hostler.types.errors import CapabilityUnsupported, OptionsMismatch
 
-WireName = Literal["anthropic", "responses", "chat"]
+from . import google
+
+WireName = Literal["anthropic", "responses", "chat", "gemini"]
 
 GATEWAY_PREFIX = "litellm_proxy/"
 _PATHS: Mapping[WireName, str] = {"anthropic": "/messages", "responses": "/responses", "chat": "/chat/completions"}
@@ -29,8 +31,16 @@ class _Provider:
 
 _ANTHROPIC = _Provider("anthropic", "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "anthropic")
 _OPENAI = _Provider("openai", "https://api.openai.com", "OPENAI_BASE_URL", "OPENAI_API_KEY", "chat")
-_PROVIDERS: Mapping[WireName, _Provider] = {"anthropic": _ANTHROPIC, "responses": _OPENAI, "chat": _OPENAI}
-_BY_NAME: Mapping[str, _Provider] = {provider.name: provider for provider in (_ANTHROPIC, _OPENAI)}
+_GOOGLE = _Provider(
+    "gemini", "https://generativelanguage.googleapis.com", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_KEY", "gemini"
+)
+_PROVIDERS: Mapping[WireName, _Provider] = {
+    "anthropic": _ANTHROPIC,
+    "responses": _OPENAI,
+    "chat": _OPENAI,
+    "gemini": _GOOGLE,
+}
+_BY_NAME: Mapping[str, _Provider] = {provider.name: provider for provider in (_ANTHROPIC, _OPENAI, _GOOGLE)}
 
 
 @dataclass(frozen=True)
@@ -65,21 +75,28 @@ class Route:
     def root(self) -> str:
         """The URL that the wire's path is appended to. A base of the OpenAI kind brings its own version path."""
         base = self.base.rstrip("/")
+        if self.wire == "gemini":
+            return base.removesuffix("/v1").removesuffix("/v1beta") + "/v1beta"
         if self.wire == "anthropic" or self.gateway:
             return base.removesuffix("/v1") + "/v1"
         return base if urlsplit(base).path else base + "/v1"
 
     @property
     def url(self) -> str:
-        """Where model calls are posted."""
+        """Where model calls are posted; on Google's wire see `url_for`."""
         return self.root + _PATHS[self.wire]
+
+    def url_for(self, method: str) -> str:
+        """Where Google's wire posts a call of this method."""
+        return self.root + google.path_of(self.model, method)
 
     def credentials(self) -> dict[str, str]:
         """The headers that authenticate hostler to the upstream."""
         if not self.key:
             return {}
-        headers = {"x-api-key": self.key} if self.wire == "anthropic" else {}
-        if self.gateway or self.wire != "anthropic":
+        name = {"anthropic": "x-api-key", "gemini": "x-goog-api-key"}.get(self.wire)
+        headers = {name: self.key} if name else {}
+        if self.gateway or not name:
             headers["authorization"] = f"Bearer {self.key}"
         return headers
 
@@ -101,7 +118,7 @@ def route_for(
     """The route of ``model`` for a program that speaks ``wire``.
 
     ``litellm_proxy/<group>`` goes to the gateway at ``api_base`` or ``LITELLM_PROXY_API_BASE``, a name behind
-    ``anthropic/`` or ``openai/`` to that provider, every other one to the provider of the wire. Raises OptionsMismatch
+    ``anthropic/``, ``openai/`` or ``gemini/`` to that provider, every other one to the provider of the wire. Raises OptionsMismatch
     for what is missing, CapabilityUnsupported when the model's provider does not speak the wire and nothing here
     ``translates``.
     """
@@ -118,6 +135,8 @@ def route_for(
     else:
         name, provider = _provider_of(model, _PROVIDERS[wire])
         if provider is not _PROVIDERS[wire]:
+            if _GOOGLE in (provider, _PROVIDERS[wire]):
+                raise _never_translated(model, provider, _PROVIDERS[wire])
             if not translates():
                 raise _not_translated(model, provider, _PROVIDERS[wire])
             upstream, program = provider.common, wire
@@ -148,6 +167,15 @@ def _not_translated(model: str, provider: _Provider, of_wire: _Provider) -> Capa
         f'translated on this machine: pip install "hostler[litellm]". Or route it through a LiteLLM gateway '
         f"(model='{GATEWAY_PREFIX}<group>'). For an upstream of the {of_wire.name} kind that has a model of this very "
         f"name, write model='{of_wire.name}/{model}'."
+    )
+
+
+def _never_translated(model: str, provider: _Provider, of_wire: _Provider) -> CapabilityUnsupported:
+    return CapabilityUnsupported(
+        f"model={model!r} belongs to {provider.name}, but this program speaks the wire of {of_wire.name}, and nothing here "
+        f"translates between the two. Route it through a LiteLLM gateway (model='{GATEWAY_PREFIX}<group>'), which does. "
+        f"For an upstream of the {of_wire.name} kind that has a model of this very name, write "
+        f"model='{of_wire.name}/{model}'."
     )
 
 

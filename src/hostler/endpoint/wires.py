@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from . import google
 from .routes import WireName
 
 PATHS: Mapping[str, WireName] = {
@@ -88,6 +89,8 @@ def _dict(value: object) -> dict[str, Any]:
 def pin(body: dict[str, Any], model: str, wire: WireName, *, gateway: bool = False) -> dict[str, Any]:
     """The request as it goes upstream: the session's model, no way around it, and usage reported."""
     sent = {k: v for k, v in body.items() if k not in _FOREIGN and not k.startswith("litellm")}
+    if wire == "gemini":
+        return {k: v for k, v in sent.items() if k != "model"}  # it is named in the path
     sent["model"] = model
     if wire == "chat" and sent.get("stream") is True:
         sent["stream_options"] = {**_dict(sent.get("stream_options")), "include_usage": True}
@@ -121,6 +124,11 @@ def openai_tokens(usage: object) -> Tokens:
     output = count(told.get("output_tokens", told.get("completion_tokens")))
     read = count(details.get("cached_tokens")) or 0
     return Tokens(given, output, read if given is None else min(read, given))
+
+
+def google_tokens(usage: object) -> Tokens:
+    given, output, cached = (count(value) for value in google.counts(usage))
+    return Tokens(given, output, min(cached or 0, given) if given is not None else 0)
 
 
 # ---- streams --------------------------------------------------------------------------------------------------------
@@ -183,10 +191,24 @@ def _absorb_chat(seen: Seen, event: dict[str, Any]) -> Seen:
     return seen
 
 
-_ABSORB = {"anthropic": _absorb_anthropic, "responses": _absorb_responses, "chat": _absorb_chat}
+def _absorb_google(seen: Seen, event: dict[str, Any]) -> Seen:
+    if (error := google.error_of(event)) is not None:
+        return replace(seen, error=error)
+    if isinstance(event.get("usageMetadata"), dict):
+        seen = replace(seen, tokens=google_tokens(event["usageMetadata"]))
+    return replace(seen, stopped=True) if google.has_stopped(event) else seen
+
+
+_ABSORB = {
+    "anthropic": _absorb_anthropic,
+    "responses": _absorb_responses,
+    "chat": _absorb_chat,
+    "gemini": _absorb_google,
+}
 _WORDS = {
     "anthropic": (b"message_", b'"error"'),
     "responses": (b"response.completed", b"response.incomplete", b"response.failed", b'"error"'),
+    "gemini": google.WORDS,
 }
 
 
@@ -226,6 +248,8 @@ def read_whole(wire: WireName, body: bytes) -> Seen | None:
         return None
     if not isinstance(answer, dict):
         return None
+    if wire == "gemini":
+        return Seen(google_tokens(answer.get("usageMetadata")), whole=True, stopped=True)
     usage = answer.get("usage")
     tokens = anthropic_tokens(usage) if wire == "anthropic" else openai_tokens(usage)
     return Seen(tokens, whole=True, stopped=True, cost=number(_dict(usage).get("cost")))
@@ -252,6 +276,8 @@ def read_error(body: bytes) -> tuple[str, str]:
 
 def write_error(wire: WireName, kind: str, message: str) -> bytes:
     """An error answer as the wire's clients read it."""
+    if wire == "gemini":
+        return google.error_body(kind, message)
     if wire == "anthropic":
         answer: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": message}}
     else:
@@ -268,4 +294,4 @@ def stream_error(wire: WireName, answer: bytes) -> bytes:
         kind, answer = "response.failed", json.dumps({"type": "response.failed", "response": response}).encode()
     else:
         kind = "error"
-    return (b"" if wire == "chat" else f"event: {kind}\n".encode()) + b"data: " + answer + b"\n\n"
+    return (b"" if wire in ("chat", "gemini") else f"event: {kind}\n".encode()) + b"data: " + answer + b"\n\n"

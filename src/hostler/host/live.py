@@ -364,8 +364,10 @@ class LiveSession:
         await self._ended(status="idle")
 
     async def detach(self) -> None:
-        """Leave the program, and a turn if one runs, to its keeper."""
+        """Leave the program, and a turn if one runs, to its keeper; unless others here have turns in it, who do it then."""
         await self._accepted()
+        if self.handles > 1 and (self._calls or self._joined):
+            return
         worker = self._worker
         if worker is not None and not worker.done() and self.running is None and not self._calls:
             await asyncio.wait([worker])  # it only tidies up behind the last turn

@@ -12,6 +12,8 @@ _MODULES = {
     "claude_code": "hostler.runtimes.claude_code",
     "codex": "hostler.runtimes.codex",
     "opencode": "hostler.runtimes.opencode",
+    "pi": "hostler.runtimes.pi",
+    "gemini_cli": "hostler.runtimes.gemini_cli",
     "tool_loop": "hostler.runtimes.tool_loop",
     "deep_agents": "hostler.runtimes.deep_agents",
     "fake": "hostler.testing.fake_runtime",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..types.errors import HarnessInstallFailed
+
+_SHEBANG = 256  # bytes
 
 
 def given(options: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -30,6 +32,19 @@ def bundled(package: str, *inside: str) -> str | None:
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)
     return None
+
+
+def script(path: str, which: Callable[[str], str | None]) -> tuple[str, ...]:
+    """The command of a program on PATH. One that names its interpreter only by its name (``#!/usr/bin/env node``) is given
+    the one on this PATH: in a sandbox the name may stand for another version."""
+    try:
+        with open(path, "rb") as file:
+            words = file.readline(_SHEBANG).decode(errors="replace").split()
+    except OSError:
+        words = []
+    if words[:1] == ["#!/usr/bin/env"] and len(words) == 2 and (interpreter := which(words[1])):
+        return (interpreter, path)
+    return (path,)
 
 
 def missing(title: str, how: str) -> HarnessInstallFailed:

@@ -1,6 +1,6 @@
 """A scripted model server: real agent programs run against it, and every answer is known beforehand.
 
-It speaks Anthropic Messages, OpenAI Responses and Chat Completions. The prompt carries the script: the last user
+It speaks Anthropic Messages, OpenAI Responses, Chat Completions and Google's generateContent. The prompt carries the script: the last user
 message with ``@@<json>@@`` in it, where the JSON is one step or a list of steps (one for each model call; a step
 without tool calls ends the turn). ``server.script([...])`` queues steps that win over the prompt's. A step has
 
@@ -47,8 +47,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from hostler.endpoint.google import COUNTS, STREAMS, asked
 from hostler.endpoint.serving import CUT, serve
 
+from .model_google import Google
 from .model_sample import structured
 from .model_script import Step, calls_tools, next_step, prepare
 from .model_wires import CREATED, Anthropic, Chat, Frame, Responses, Wire
@@ -63,7 +65,7 @@ _START_TIMEOUT = 10.0
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """One request that the server got. ``api`` is anthropic, responses, chat, count_tokens, models or other;
+    """One request that the server got. ``api`` is anthropic, responses, chat, gemini, count_tokens, models or other;
     ``headers`` have lower-case names; ``at`` is seconds since the epoch."""
 
     api: str
@@ -120,7 +122,7 @@ class ModelServer:
     @property
     def calls(self) -> list[ModelRequest]:
         """The requests that asked a model for an answer."""
-        return [r for r in self.requests if r.api in ("anthropic", "responses", "chat")]
+        return [r for r in self.requests if r.api in ("anthropic", "responses", "chat", "gemini")]
 
     def script(self, steps: Iterable[Step]) -> None:
         """Queue steps: each next model call takes one, whatever its prompt says."""
@@ -191,6 +193,7 @@ class ModelServer:
                 Route(root + "/models", self._models),
                 Route(root + "/model/info", self._model_info),
             ]
+        routes.append(Route("/v1beta/models/{call:path}", self._google, methods=["POST"]))
         methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
         return Starlette(routes=[*routes, Route("/{path:path}", self._other, methods=methods)])
 
@@ -212,14 +215,28 @@ class ModelServer:
         return body
 
     def _refused(self, request: Request, wire: Wire) -> Response | None:
-        given = request.headers.get("x-api-key"), request.headers.get("authorization")
-        if self._key is None or self._key == given[0] or f"Bearer {self._key}" == given[1]:
+        given = [request.headers.get(name) for name in ("x-api-key", "x-goog-api-key", "authorization")]
+        if self._key is None or self._key in given or f"Bearer {self._key}" in given:
             return None
         return JSONResponse(wire.error(401, None, "The key is missing or wrong."), 401)
 
     async def _model(self, request: Request) -> Response:
         api, wire = _WIRES[request.url.path.removeprefix("/v1")]
         body = await self._note(api, request)
+        return await self._answer(request, wire, body, streams=isinstance(body, dict) and bool(body.get("stream")))
+
+    async def _google(self, request: Request) -> Response:
+        wire, call = Google(), asked(request.url.path)
+        if call is None:
+            return await self._other(request)
+        if call.method == COUNTS:
+            await self._note("count_tokens", request)
+            return self._refused(request, wire) or JSONResponse({"totalTokens": 123})
+        body = await self._note("gemini", request)
+        named = {**body, "model": call.model} if isinstance(body, dict) else body
+        return await self._answer(request, wire, named, streams=call.method == STREAMS)
+
+    async def _answer(self, request: Request, wire: Wire, body: Any, *, streams: bool) -> Response:
         if refused := self._refused(request, wire):
             return refused
         if not isinstance(body, dict):
@@ -237,7 +254,7 @@ class ModelServer:
         if step.get("drop") == "before":
             return self._cut(request)
         reply = wire.reply(step, body, self._new_id)
-        if body.get("stream"):
+        if streams:
             frames = _play(wire, step, reply.frames, request)
             return StreamingResponse(frames, media_type="text/event-stream", headers=headers)
         if step.get("hang"):

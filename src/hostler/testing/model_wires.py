@@ -54,7 +54,7 @@ def _text(content: Any) -> str:
     return "\n".join(part.get("text") or "" for part in content or [] if isinstance(part, dict))
 
 
-def _usage(step: Step, default: Any, neutral: Callable[[int, int, int], Any]) -> Any:
+def usage_of(step: Step, default: Any, neutral: Callable[[int, int, int], Any]) -> Any:
     """The step's usage: as it is, or from the neutral words input (all of it), output, cached."""
     if "usage" not in step:
         return default
@@ -107,7 +107,7 @@ class Anthropic:
             blocks.append({"type": "text", "text": text})
         for call in calls:
             blocks.append({"type": "tool_use", "id": new_id("toolu"), "name": call["tool"], "input": call["args"]})
-        usage = _usage(
+        usage = usage_of(
             step,
             {
                 "input_tokens": 100,
@@ -203,7 +203,7 @@ class Responses:
             item = {"type": "message", "id": new_id("msg"), "role": "assistant", "status": "completed"}
             out.append({**item, "content": [part]})
         out += [self._call(call, new_id) for call in calls]
-        usage = _usage(
+        usage = usage_of(
             step,
             {
                 "input_tokens": 150,
@@ -316,7 +316,7 @@ class Chat:
         return said, tools, json.dumps(messages)
 
     def reply(self, step: Step, body: Body, new_id: NewId) -> Reply:
-        usage = _usage(
+        usage = usage_of(
             step,
             {
                 "prompt_tokens": 150,

@@ -109,10 +109,11 @@ class Capabilities:
 class NativeFile:
     """Where the program keeps the history of one session, relative to its private home.
 
-    ``pattern`` is a glob (``*`` within a name, ``**`` over folders) in which ``{id}`` stands for the native id.
+    ``pattern`` is a glob (``*`` within a name, ``**`` over folders) in which ``{id}`` stands for the native id and ``{id:8}`` for its first eight characters.
     ``kind``: ``jsonl`` is a text file that only grows line by line (a torn last line may be dropped), ``file`` is
-    copied whole, ``sqlite`` is copied with SQLite's own backup. ``moved`` is the SQL that tells a database of a session's
-    new working directory, ``:workdir``, where the program would not find the conversation otherwise.
+    copied whole, ``sqlite`` is copied with SQLite's own backup. ``moved`` is how it is told of a session's new working
+    directory, where the program would not find the conversation otherwise: of a database the SQL, with ``:workdir``; of a
+    ``jsonl`` the field of its first record.
     """
 
     pattern: str

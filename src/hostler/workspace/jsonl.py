@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import stat
 from collections.abc import Iterator
 from typing import BinaryIO
+
+from .confined import Root
 
 _CHUNK = 1 << 16
 _PARSED = 1 << 24  # bytes of a last line that are parsed; of a longer one only the outside is looked at
@@ -42,6 +47,22 @@ def records(file: BinaryIO, size: int) -> Iterator[bytes]:
             yield last
         if not last.endswith(b"\n"):
             yield b"\n"
+
+
+def change_first(root: Root, path: str, field: str, value: str) -> None:
+    """Set a field of the first record; a file that begins with no record, or says so already, stays as it is."""
+    with root.open_read(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        line = file.readline(_CHUNK)
+        try:
+            first = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(first, dict) or first.get(field) == value:
+            return
+        changed = json.dumps({**first, field: value}, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        root.write(path, itertools.chain([changed], chunks(file, len(line), size)), mode=mode)
 
 
 def chunks(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:

@@ -220,14 +220,18 @@ def restore(target_dir: str, home: str, manifest: Mapping[str, Any]) -> None:
                     root.remove(companion)
 
 
-def relocate(home: str, files: Iterable[NativeFile], workdir: str) -> None:
-    """Tell the databases that hold the working directory where it is now. Only while the program is not running."""
+def relocate(home: str, files: Iterable[NativeFile], native_id: str, workdir: str) -> None:
+    """Tell the files that hold the working directory where it is now. Only while the program is not running."""
     root = Root(home)
     for wanted in files:
         if wanted.moved is not None:
-            for path in _find(root, [wanted], ""):
-                with contextlib.suppress(sqlite.NotCopied):  # what it then says of its conversation is told
-                    sqlite.change(root, path, wanted.moved, {"workdir": workdir})
+            for path in _find(root, [wanted], native_id):
+                # Where that fails, what the program then says of its conversation is told.
+                with contextlib.suppress(sqlite.NotCopied, OSError, PathError):
+                    if wanted.kind == "jsonl":
+                        jsonl.change_first(root, path, wanted.moved, workdir)
+                    else:
+                        sqlite.change(root, path, wanted.moved, {"workdir": workdir})
 
 
 def _least(item: Mapping[str, Any]) -> int:
@@ -298,10 +302,14 @@ def _find(root: Root, files: Iterable[NativeFile], native_id: str) -> dict[str, 
     budget = [_MAX_LOOKED_AT]
     for wanted in files:
         # Each name of the pattern is filled in by itself: an id with a slash in it matches nothing.
-        names = [name.replace("{id}", glob.escape(native_id)) for name in wanted.pattern.split("/")]
+        names = [_filled(name, native_id) for name in wanted.pattern.split("/")]
         for path in _matching(root, names, "", budget, 0):
             found.setdefault(path, wanted.kind)
     return dict(sorted(found.items()))
+
+
+def _filled(name: str, native_id: str) -> str:
+    return name.replace("{id}", glob.escape(native_id)).replace("{id:8}", glob.escape(native_id[:8]))
 
 
 def _matching(root: Root, names: list[str], folder: str, budget: list[int], depth: int) -> Iterator[str]:

@@ -8,9 +8,9 @@ from typing import Any
 from hostler.runtimes import forms
 from hostler.runtimes.acp.dialect import Dialect as Dialect
 from hostler.runtimes.acp.dialect import none
-from hostler.runtimes.acp.prompting import CANCELLED, begin_if_ready, go_on, interrupt, join, prompt, steer
+from hostler.runtimes.acp.prompting import CANCELLED, begin_if_ready, go_on, interrupt, join, prompt, repeat, steer
 from hostler.runtimes.acp.servers import mcp_servers as mcp_servers
-from hostler.runtimes.acp.updates import Naming, announce, fold_update, named, native_name, next_call, normal_name
+from hostler.runtimes.acp.updates import Naming, announce, fold_update, native_name, next_call, normal_name, register
 from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj, objs
 from hostler.runtimes.lines import decode_line
 from hostler.types.events import Approval, ModelCall, Notice, Retract, ToolResult
@@ -57,6 +57,8 @@ class AcpCodec:
             session=None,
             ready=False,
             resume=ctx.resume,
+            loaded=self.dialect.loaded(ctx.resume) if ctx.resume else None,
+            counted=False,
             setup={"cwd": ctx.workdir, "mcpServers": servers, **({"_meta": meta} if meta else {})},
             fresh=self.dialect.fresh,
             permission=self.dialect.permission(ctx),
@@ -170,7 +172,12 @@ class AcpCodec:
         if not turn or note not in turn["prompts"]:
             return
         turn["prompts"] = [key for key in turn["prompts"] if key != note]
-        if "error" in message and note != turn["main"]:
+        broke = note == turn["main"] and self._broke(step, message)
+        if broke and repeat(step):
+            return
+        if broke and "error" not in message:
+            turn["ended"] = {"broken": True}
+        elif "error" in message and note != turn["main"]:
             step.emit(Notice("steer_refused", error_text(message)))
         elif "error" in message:
             turn["ended"] = {"error": message["error"]}
@@ -179,6 +186,19 @@ class AcpCodec:
             turn["ended"] = {"stop": result.get("stopReason"), "at": obj(result.get("_meta")).get("place")}
         if not turn["prompts"]:
             self._end(step, turn["ended"] or {"stop": "end_turn"})
+
+    def _broke(self, step: Step, message: dict[str, Any]) -> bool:
+        """Whether the turn ends only because a model call was cut, in an agent that does not repeat it. It is known before
+        the end of a call that this was whole, unless the host died meanwhile."""
+        turn = step.state["turn"]
+        if self.dialect.cut is None or turn["interrupt"]:
+            return False
+        if "error" in message:
+            return self.dialect.cut(message)
+        if obj(message.get("result")).get("stopReason") != "end_turn":
+            return False
+        unseen = step.state["counted"] and not turn["over"]
+        return turn["broken"] or unseen or (not turn["acted"] and self.dialect.cut(message))
 
     def _end(self, step: Step, how: dict[str, Any]) -> None:
         turn = step.state["turn"]
@@ -194,6 +214,9 @@ class AcpCodec:
         stop = how.get("stop")
         if interrupted or stop == "cancelled":
             step.emit(Ended("interrupted"))
+        elif "broken" in how:
+            error = ErrorInfo("model_unavailable", "The model's answer broke off.", retryable=True)
+            step.emit(Ended("error", error=error))
         elif "error" in how:
             step.emit(Ended("error", error=self.dialect.failure(how)))
         elif stop == "max_turn_requests":
@@ -229,10 +252,11 @@ class AcpCodec:
             step.reply(f"answer:{number}", number, CANCELLED)
             return
         ask = f"{turn['id']}:{number}"
-        step.state["asks"][ask] = [number, options, str(call.get("title") or call.get("kind") or "a tool")[:_TITLE]]
         tool = str(call.get("toolCallId"))
-        if tool not in step.state["tools"] and self.dialect.stops_when_denied:
-            step.state["tools"][tool] = [*named(call, self._naming), False]  # of a denied call nothing more is told
+        title = str(call.get("title") or call.get("kind") or "a tool")[:_TITLE]
+        step.state["asks"][ask] = [number, options, title, tool]
+        if tool not in step.state["tools"] and (call.get("rawInput") or self.dialect.stops_when_denied):
+            register(step, call, self._naming)  # some tell of it nowhere else before it is over, or when it is denied
         known = step.state["tools"].get(tool)
         rule = step.state["permission"]
         if known and not known[2]:
@@ -250,7 +274,7 @@ class AcpCodec:
         ask = step.state["asks"].pop(command.id, None)
         if not ask:
             return  # answered before, or no longer asked
-        number, options, title = ask
+        number, options, title, tool = ask
         if "schema" in options:
             content = forms.filled(options["schema"], command.answers or {})
             form = {"action": "accept", "content": content} if command.allow else {"action": "decline"}
@@ -260,6 +284,10 @@ class AcpCodec:
         chosen = next((options[kind] for kind in (f"{verb}_once", f"{verb}_always") if kind in options), None)
         outcome = {"outcome": {"outcome": "selected", "optionId": chosen}} if chosen is not None else CANCELLED
         step.reply(f"answer:{command.id}", number, outcome)
+        if self.dialect.silent and not command.allow and tool in step.state["tools"]:
+            del step.state["tools"][tool]
+            step.emit(ToolResult(tool, command.reason or "It was not allowed.", is_error=True))
+            next_call(step)
         if self.dialect.stops_when_denied and not command.allow:
             turn = step.state["turn"]
             turn["denied"] = [*turn["denied"], f"{title} ({command.reason})" if command.reason else title]
@@ -274,7 +302,7 @@ def _form(step: Step, number: Any, params: dict[str, Any]) -> None:
         step.reply(f"answer:{number}", number, {"action": "decline"})
         return
     ask = f"{turn['id']}:{number}"
-    step.state["asks"][ask] = [number, {"schema": schema}, "a form"]
+    step.state["asks"][ask] = [number, {"schema": schema}, "a form", ""]
     shown = {"message": params.get("message"), "questions": [question.to_dict() for question in questions]}
     step.emit(Approval(ask, QUESTION, shown))
 
@@ -301,7 +329,7 @@ def _located(step: Step, result: dict[str, Any]) -> None:
 
 def _joined(step: Step, result: dict[str, Any]) -> None:
     state = step.state
-    session = state["resume"] or result.get("sessionId")
+    session = state["loaded"] or result.get("sessionId")
     if not isinstance(session, str) or result.get("sessionId") not in (None, session):
         _unfit(step, f"The agent opened the session {result.get('sessionId')!r} instead of {state['resume']!r}.")
         return
@@ -309,7 +337,7 @@ def _joined(step: Step, result: dict[str, Any]) -> None:
         # What it logged of its servers before this answer is read before the next one.
         step.request("settle", "session/list", {"cwd": state["setup"]["cwd"]}, note=_SETTLED)
     state.update(session=session, setup=state["setup"] if state["fresh"] else None)
-    step.emit(Identified(session))
+    step.emit(Identified(state["resume"] or session))
     if state["mode"]:
         step.request(f"mode:{session}", "session/set_mode", {"sessionId": session, "modeId": state["mode"]})
     else:
@@ -338,6 +366,7 @@ def _noted(step: Step, data: bytes) -> None:
     except ValueError:
         return
     if turn and isinstance(note, dict) and note.get("what") == "cut":
+        turn["broken"] = True
         step.emit(*(Retract(item) for item in step.state["said"]))
         step.state["said"] = []
         turn["attempt"] += 1
@@ -345,6 +374,10 @@ def _noted(step: Step, data: bytes) -> None:
 
 def _call_over(step: Step, call: ModelCall) -> None:
     turn = step.state["turn"]
-    if turn and turn["input"] is None and call.status == "ok":
+    if not turn or turn["input"] is not None:
+        return
+    turn["broken"] = call.status in ("cut", "silent")
+    if call.status == "ok":
+        step.state["counted"] = True
         turn["over"] = True
         next_call(step)

@@ -43,6 +43,16 @@ def the_models(text: str) -> bool:
     return False
 
 
+def under_its_name(session: str) -> str:
+    """A session is loaded under the name that it was made with."""
+    return session
+
+
+def no_word(text: str) -> str:
+    """Nothing has to stand before a prompt."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """Where agents differ within the protocol.
@@ -56,7 +66,10 @@ class Dialect:
     which it must work before it hears a prompt. ``meta``: what it is told beside, with each session. ``remark``: whether a
     piece of text is the agent's own word to its user, in among what the model says. ``plain``: what it tells of a tool call,
     as the protocol would have it: ``name``, ``rawInput``, ``rawOutput``. ``stops_when_denied``: a denied call is the end of
-    its turn, which is therefore gone on with by a prompt that says so.
+    its turn, which is therefore gone on with by a prompt that says so. ``silent``: it says no more of a call that was denied.
+    ``loaded``: the name under which a session is to be resumed, if not its own. ``before``: a word to be said before a prompt
+    that it would take for a command. ``cut``: whether the answer to a prompt shows that a model call was cut. Given, the
+    agent does not repeat such a call, and may tell it as the end of a turn: then the prompt is repeated.
     """
 
     names_tools: bool = False
@@ -74,3 +87,7 @@ class Dialect:
     remark: Callable[[str], bool] = the_models
     plain: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
     stops_when_denied: bool = False
+    silent: bool = False
+    loaded: Callable[[str], str] = under_its_name
+    before: Callable[[str], str] = no_word
+    cut: Callable[[dict[str, Any]], bool] | None = None

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from hostler.runtimes.acp.dialect import Dialect
 from hostler.runtimes.jsonrpc import Step
-from hostler.types.events import Notice
+from hostler.types.events import Notice, Retract
 from hostler.types.runtime import Ended, Prompt, Steer, StepStarted, Unfit
 
+GO_ON = "Your answer broke off. Go on."
+_KEPT = 16_384  # characters of a prompt that may be repeated; the state is stored with every frame
+_REPEATS = 5  # the endpoint ends a row of cuts before
 CANCELLED = {"outcome": {"outcome": "cancelled"}}
 
 
 def join(step: Step, method: str, key: str = "start") -> None:
-    setup, resume = step.state["setup"], step.state["resume"]
-    step.request(key, method, {**setup, "sessionId": resume} if resume else setup)
+    setup, loaded = step.state["setup"], step.state["loaded"]
+    step.request(key, method, {**setup, "sessionId": loaded} if loaded else setup)
 
 
 def _text(text: str, dialect: Dialect) -> list[dict[str, Any]]:
     plain: dict[str, Any] = {"type": "text", "text": text}
+    if word := dialect.before(text):
+        return [{"type": "text", "text": word}, plain]
     if dialect.commands and text.lstrip().startswith("/"):
         return [{"type": "text", "text": ".", "annotations": {"audience": ["user"]}}, plain]
     return [plain]
@@ -44,9 +50,13 @@ def prompt(step: Step, prompt: Prompt, dialect: Dialect) -> None:
         "block": 0,  # grows where the agent does not name its messages
         "over": False,  # the model call is over
         "worked": False,  # it called tools
+        "acted": False,  # it has called tools in this turn
+        "broken": False,  # its last model call was cut
+        "kept": content if dialect.cut is not None and len(json.dumps(content)) < _KEPT else None,
+        "repeats": 0,
     }
     if prompt.fresh:
-        step.state.update(session=None, ready=False, resume=None)
+        step.state.update(session=None, ready=False, resume=None, loaded=None)
         join(step, "session/new", f"fresh:{prompt.turn}")
     else:
         begin_if_ready(step)
@@ -74,7 +84,7 @@ def interrupt(step: Step) -> None:
         step.emit(Ended("interrupted"))
         return
     turn["interrupt"] = True
-    for ask, (number, options, _) in step.state["asks"].items():
+    for ask, (number, options, *_) in step.state["asks"].items():
         step.reply(f"answer:{ask}", number, {"action": "cancel"} if "schema" in options else CANCELLED)
     step.state["asks"] = {}
     step.notify(f"interrupt:{turn['id']}", "session/cancel", {"sessionId": step.state["session"]})
@@ -96,6 +106,22 @@ def _send_steer(step: Step, key: str, content: list[dict[str, Any]]) -> None:
     turn["prompts"] = [*turn["prompts"], key]
     params = {"sessionId": step.state["session"], "prompt": content}
     step.request(key, "session/prompt", params, note=key)
+
+
+def repeat(step: Step) -> bool:
+    """Say the prompt of a turn whose model call was cut once more; False where that cannot be done."""
+    turn = step.state["turn"]
+    if turn["kept"] is None or turn["interrupt"] or turn["repeats"] >= _REPEATS:
+        return False
+    step.emit(*(Retract(item) for item in step.state["said"]))
+    step.state["said"] = []
+    turn.update(broken=False, over=False, attempt=turn["attempt"] + 1, repeats=turn["repeats"] + 1)
+    turn["prompts"] = [*turn["prompts"], turn["main"]]
+    # What tools have done stays in its history; without that nothing of the prompt does.
+    content = [{"type": "text", "text": GO_ON}] if turn["acted"] else turn["kept"]
+    params = {"sessionId": step.state["session"], "prompt": content}
+    step.request(f"{turn['id']}:again{turn['repeats']}", "session/prompt", params, note=turn["main"])
+    return True
 
 
 def go_on(step: Step) -> None:

@@ -35,6 +35,9 @@ _NORMAL = {
     "list": "ls",
     "ls": "ls",
     "list_directory": "ls",
+    "replace": "edit",
+    "search_file_content": "grep",
+    "google_web_search": "web_search",
     "websearch": "web_search",
     "web_search": "web_search",
 }
@@ -110,7 +113,7 @@ def _tool(step: Step, update: dict[str, Any], naming: Naming) -> None:
     if number not in tools:
         if status in _DONE and not first:
             return  # the end of a call that has ended before
-        tools[number] = [*named(update, naming), False]
+        register(step, update, naming)
     given = update.get("rawInput")
     if status in ("in_progress", *_DONE) or (given and not first):
         announce(step, number, given)
@@ -118,6 +121,11 @@ def _tool(step: Step, update: dict[str, Any], naming: Naming) -> None:
         del tools[number]
         step.emit(ToolResult(number, _output(update), _failed(update)))
         next_call(step)
+
+
+def register(step: Step, update: dict[str, Any], naming: Naming) -> None:
+    """Know of a tool call, before it is told."""
+    step.state["tools"][str(update.get("toolCallId"))] = [*_named(update, naming), False]
 
 
 def next_call(step: Step, *, seen: bool = False) -> None:
@@ -136,11 +144,11 @@ def announce(step: Step, number: str, given: Any) -> None:
         step.state["tools"][number] = [native, name, builtin, True]
         step.state["said"] = []
         turn = step.state["turn"]
-        turn.update(worked=True, block=turn["block"] + 1)
+        turn.update(worked=True, acted=True, block=turn["block"] + 1)
         step.emit(ToolCall(number, name, native, {} if given is None else given, builtin))
 
 
-def named(update: dict[str, Any], naming: Naming) -> tuple[str, str, bool]:
+def _named(update: dict[str, Any], naming: Naming) -> tuple[str, str, bool]:
     native = native_name(update, by_title=naming.by_title)
     if native.startswith(naming.host_prefix):
         return native, native.removeprefix(naming.host_prefix), False

@@ -20,6 +20,8 @@ _REFUSED = "The user does not allow this."
 def asked(state: CodecState, id: str, request: dict[str, Any]) -> Folded:
     """A request that is shown to whoever can answer, or answered at once."""
     match request.get("subtype"):
+        case "can_use_tool" if state["turn"] is None:  # behind the end of its turn: nobody would see it
+            return Folded(state, sends=(_reply(id, _denied("The turn is over.")),))
         case "can_use_tool" if request.get("tool_name") == tools.ASKS and state.get("questions") is not None:
             given = obj(request.get("input"))
             shown = {"questions": [question.to_dict() for question in _questions(given)]}

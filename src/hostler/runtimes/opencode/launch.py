@@ -22,6 +22,8 @@ PLUGIN = "@opencode-ai/plugin"
 _READS = ("read", "glob", "grep", "list", "skill", "todowrite", "todoread")
 _AGENTS = ("build", "general", "explore", "plan")  # those that a model call can run as
 _NATIVE = {"write": "edit", "ls": "list", "web_search": "websearch", "web_fetch": "webfetch"}
+_PATHS = ("edit", "read", "list")  # what is asked for is a path
+_BEFORE = ("* ", "*/", "\\", "*'", '*"')  # in front of a command: env, a path, a backslash, the quotes of another shell
 _UNAVAILABLE = re.compile(r'message="server unavailable" key=(?:"([^"]*)"|(\S+)) .*status=failed')
 _RULE = re.compile(r"(?P<tool>[\w*.-]+)(?::(?P<pattern>.+)|\((?P<quoted>.+)\))?", re.DOTALL)
 
@@ -134,9 +136,9 @@ def permission(ctx: LaunchContext) -> dict[str, Any]:
             # What a sub-agent asks reaches nobody: its turn would hang.
             outside = _outside(ctx, "ask", *ctx.beside)
             out = {"*": "ask", **reads, "external_directory": outside, "doom_loop": "deny", "task": "deny", **host}
-    _add(out, ctx.allow, "allow")
-    _add(out, ctx.deny, "deny")
-    _add(out, ctx.disable_tools, "deny")
+    _add(out, ctx.allow, "allow", ctx.workdir)
+    _add(out, ctx.deny, "deny", ctx.workdir)
+    _add(out, ctx.disable_tools, "deny", ctx.workdir)
     return out
 
 
@@ -152,7 +154,7 @@ def _unwritten(ctx: LaunchContext) -> dict[str, str]:
     return {f"*{session}/{folder}/*": "deny"} if session else {}
 
 
-def _add(out: dict[str, Any], given: Iterable[str], action: str) -> None:
+def _add(out: dict[str, Any], given: Iterable[str], action: str, workdir: str) -> None:
     """Rules of the caller: ``bash``, ``bash:git *`` or ``bash(git *)``."""
     for rule in given:
         if not (found := _RULE.fullmatch(rule.strip())):
@@ -167,7 +169,25 @@ def _add(out: dict[str, Any], given: Iterable[str], action: str) -> None:
             if before is None:
                 before = out.get("*", "ask")
             patterns = before if isinstance(before, Mapping) else {"*": before}
-            out[tool] = {**{p: a for p, a in patterns.items() if p != pattern}, pattern: action}
+            meant = _meant(tool, pattern, action, workdir)
+            out[tool] = {**{p: a for p, a in patterns.items() if p not in meant}, **dict.fromkeys(meant, action)}
+
+
+def _meant(tool: str, pattern: str, action: str, workdir: str) -> list[str]:
+    """A caller's pattern as OpenCode compares it: with paths named from the project's root, which may be any folder above
+    the workspace, and with each command of a line as it is written. What is denied is denied behind another word, too."""
+    if tool in _PATHS and not pattern.startswith(("/", "*", "~")):
+        parts = workdir.strip("/").split("/")
+        return [
+            pattern,
+            *("/".join([*parts[at:], pattern]) for at in reversed(range(len(parts)))),
+            f"{workdir}/{pattern}",
+        ]
+    if tool in _PATHS and pattern.startswith("/"):
+        return [pattern, pattern[1:]]
+    if tool == "bash" and action == "deny" and not pattern.startswith("*"):
+        return [pattern, *(before + pattern for before in _BEFORE)]
+    return [pattern]
 
 
 def on_permission(ctx: LaunchContext) -> str:

@@ -241,7 +241,7 @@ def _host_config(daemon: Daemon, plan: Plan, user: str, userns: str | None, init
 
     memory = plan.limits.memory
     root = user.partition(":")[0] in ("0", "root")
-    return daemon.client.api.create_host_config(
+    config = daemon.client.api.create_host_config(
         mounts=[
             docker.types.Mount(bind.inside, bind.host, type="bind", read_only=bind.readonly) for bind in plan.binds
         ],
@@ -253,12 +253,14 @@ def _host_config(daemon: Daemon, plan: Plan, user: str, userns: str | None, init
         read_only=plan.readonly,
         tmpfs={"/tmp": "mode=1777"} if plan.readonly and all(b.inside != "/tmp" for b in plan.binds) else None,
         init=init,
-        userns_mode=userns,
         cap_drop=["ALL"],
         cap_add=list(_CAPABILITIES) if root and not plan.readonly else None,
         security_opt=["no-new-privileges", *_filter(daemon)],
         extra_hosts=_hosts(daemon, plan.network),
     )
+    if userns is not None:
+        config["UsernsMode"] = userns  # the SDK lets only Docker's own words through
+    return config
 
 
 def _filter(daemon: Daemon) -> list[str]:

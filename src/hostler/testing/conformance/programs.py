@@ -10,6 +10,8 @@ PROGRAMS = (
     Subject("codex", "Codex", Harness.CODEX, "gpt-5"),
     # To models of some names it gives other tools.
     Subject("opencode", "OpenCode", Harness.OPENCODE, "coder"),
+    Subject("pi", "Pi", Harness.PI),
+    Subject("gemini_cli", "Gemini CLI", Harness.GEMINI_CLI, "gemini-2.5-flash"),
     Subject("tool_loop", "Tool loop", Harness.TOOL_LOOP),
     Subject("deep_agents", "Deep Agents", Harness.DEEP_AGENTS),
     Subject("claude_acp", "claude-agent-acp", acp_agent(["claude-agent-acp"]), "claude-opus-4-6"),

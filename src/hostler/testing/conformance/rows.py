@@ -11,7 +11,7 @@ from . import lasting, rules, tools, turns
 from .bench import Bench
 
 Check = Callable[[Bench], None]
-_CELLS = {"schema": "by schema", "prompt": "in words", "native": "its own way", "listed": "listed"}
+_CELLS = {"schema": "by schema", "prompt": "in words", "native": "its own way", "listed": "listed", "tool": "by a tool"}
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,12 @@ ROWS = (
     Row("steer", 'a word to the running turn (`on_busy="steer"`)', turns.steer, "steer", turns.steer_refused),
     Row(
         "approvals",
-        "questions (`on_approval=`)",
+        "leave is asked for, given and denied (`on_approval=`)",
         rules.approvals,
         "approvals",
         rules.refusal(permissions="ask", on_approval=bool),
     ),
+    Row("questions", "what it asks a person is answered in words", rules.questions, "questions", rules.no_questions),
     _mode("full"),
     _mode("edit"),
     _mode("read-only"),

@@ -22,7 +22,7 @@ from ...types.events import Approval, ToolResult
 from ...types.runtime import Permissions
 from ..model_server import ModelServer
 from . import offered
-from .bench import Bench, Subject, expect, prompt
+from .bench import RECALL, Bench, Subject, expect, prompt
 from .offered import Offered
 
 WAYS = ("write by its tool", "write by shell", "outside by its tool", "outside by shell", "/tmp", "network")
@@ -148,6 +148,46 @@ def approvals(bench: Bench) -> None:
     expect(results == [True, False], f"of the two results, is_error: {results}")
     shown = [e for e in result.events if isinstance(e, Approval)]
     expect(len(shown) == 2 and shown[0].tool == "bash", f"the questions are told as {shown}")
+
+
+_ASKERS: dict[str, dict[str, Any]] = {  # the tools to ask a person with, and what each wants beside the question
+    "AskUserQuestion": {"multiSelect": False},
+    "request_user_input": {"id": "1"},
+    "question": {},
+}
+
+
+def questions(bench: Bench) -> None:
+    heard: list[str] = []
+
+    def answer(approval: Approval) -> str | bool:
+        heard.extend(question.text for question in approval.questions)
+        return "In the CODEWORD-barn." if approval.questions else True
+
+    with bench.open(on_approval=answer) as session:
+        session.run("What can you do?")
+        tools = bench.offered()
+        found = [(tool, more) for name, more in _ASKERS.items() if (tool := offered.of_app(tools, name))]
+        expect(found, f"among {sorted(tools)} there is no tool to ask with")
+        tool, more = found[0]
+        choices = [{"label": name, "description": name} for name in ("barn", "meadow")]
+        asked = {"question": "Where is the mare?", "header": "mare", "options": choices, **more}
+        result = session.run(prompt(tool.step(questions=[asked]), {"text": "done"}))
+        expect(result.stop_reason == "done", f"the turn ended with {result.stop_reason}: {result.error}")
+        expect(heard == ["Where is the mare?"], f"the person was asked {heard}")
+        expect("CODEWORD-barn" in json.dumps(bench.models.calls[-1].body), "the model was not told the answer")
+        state = session.stop()
+    before = len(bench.models.calls)
+    with bench.resume(state, on_approval=answer) as session:
+        session.run(RECALL)
+        expect("CODEWORD-barn" in bench.told(before), "resumed, it does not remember the answer")
+
+
+def no_questions(bench: Bench) -> None:
+    with bench.open(on_approval=bool) as session:
+        session.run("What can you do?")
+        found = [name for name in _ASKERS if offered.of_app(bench.offered(), name)]
+        expect(not found, f"the model is offered {found}")
 
 
 # ---- further rules --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from .suite import Outcome
 BEGIN, END = "<!-- what each program can do: begin -->", "<!-- what each program can do: end -->"
 _PART = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
 _EXPLAINED = ("no", "in bubblewrap")
+_UNEXPLAINED = "not explained"
 
 
 def of_sheets(subjects: Iterable[Subject]) -> list[Outcome]:
@@ -32,27 +33,24 @@ def of_sheets(subjects: Iterable[Subject]) -> list[Outcome]:
 def markdown(subjects: Sequence[Subject], outcomes: Iterable[Outcome]) -> str:
     """The table, and below it why there is a no."""
     found = {(outcome.program, outcome.row): outcome for outcome in outcomes}
-    titles = {subject.name: subject.title for subject in subjects}
-
-    def note(outcome: Outcome) -> str:
-        return f"{titles[outcome.program]}: {outcome.reason or 'not explained'}"
-
-    notes: dict[str, int] = {}
+    notes: dict[str, list[str]] = {}  # the programs that each reason is about
     for row in ROWS:
         for subject in subjects:
             outcome = found.get((subject.name, row.name))
             if outcome and outcome.cell in _EXPLAINED:
-                notes.setdefault(note(outcome), len(notes) + 1)
+                about = notes.setdefault(outcome.reason or _UNEXPLAINED, [])
+                about += [] if subject.title in about else [subject.title]
+    numbers = {reason: number for number, reason in enumerate(notes, 1)}
 
     def cell(subject: Subject, row: Row) -> str:
         outcome = found.get((subject.name, row.name))
         if outcome is None or outcome.cell not in _EXPLAINED:
             return outcome.cell if outcome else ""
-        return f"{outcome.cell} ({notes[note(outcome)]})"
+        return f"{outcome.cell} ({numbers[outcome.reason or _UNEXPLAINED]})"
 
     lines = ["| | " + " | ".join(subject.title for subject in subjects) + " |", "|---" * (len(subjects) + 1) + "|"]
     lines += [f"| {row.title} | " + " | ".join(cell(s, row) for s in subjects) + " |" for row in ROWS]
-    lines += [""] + [f"{number}. {why}" for why, number in notes.items()]
+    lines += [""] + [f"{numbers[reason]}. {', '.join(about)}: {reason}" for reason, about in notes.items()]
     return "\n".join(lines).rstrip()
 
 

@@ -26,6 +26,7 @@ mark_of() {
   { tr '\0' '\n' < "/proc/$1/environ" | sed -n 's/^HOSTLER_RUN=//p'; } 2> /dev/null
 }
 
+# 0 for one that is to be ended, 1 for one that is not, 2 where that cannot be told: it, or a parent, has just ended.
 is_ours() {
   next=$1
   while about "$next"; do
@@ -35,7 +36,7 @@ is_ours() {
     [ "$parent" != 1 ] || return 0 # its parents have ended
     next=$parent
   done
-  return 1
+  return 2
 }
 
 # All but those in $1.
@@ -45,18 +46,15 @@ sweep() {
     round=$((round + 1)) killed=
     for process in $(processes); do
       case "$spared" in *" $process "*) continue ;; esac
-      if is_ours "${process%%:*}" && kill -STOP "${process%%:*}" 2> /dev/null; then
-        killed="$killed ${process%%:*}"
-      else
-        spared="$spared$process "
-      fi
+      quiet=-1
+      is_ours "${process%%:*}"
+      case $? in
+        0) if kill -STOP "${process%%:*}" 2> /dev/null; then killed="$killed ${process%%:*}"; fi ;;
+        1) spared="$spared$process " ;;
+      esac
     done
-    if [ -n "$killed" ]; then
-      kill -KILL $killed 2> /dev/null
-      quiet=0
-    else
-      quiet=$((quiet + 1))
-    fi
+    [ -z "$killed" ] || kill -KILL $killed 2> /dev/null
+    quiet=$((quiet + 1))
   done
 }
 
