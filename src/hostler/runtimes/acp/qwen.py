@@ -86,6 +86,7 @@ def settings(ctx: LaunchContext) -> dict[str, Any]:
         "telemetry": {"enabled": False},
         "disableAllHooks": True,
         "general": {"enableAutoUpdate": False},
+        "ui": {"enableFollowupSuggestions": False},
         "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
         "context": {"fileName": ["QWEN.md", "AGENTS.md", "CLAUDE.md"]},
         # It would hide the caller's tools behind a search, and pictures from a model that it does not know.
