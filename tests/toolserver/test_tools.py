@@ -18,6 +18,7 @@ from tests.sessions.programs import (
     DEEP_AGENTS,
     FAKE_PROGRAM,
     GEMINI,
+    OPENCODE,
     PI,
     REAL,
     TOOL_LOOP,
