@@ -136,6 +136,7 @@ def usage(bench: Bench) -> None:
     used = [{"usage": {"input": i, "output": o, "cached": c}} for i, o, c in given]
     with bench.open() as session:
         first = session.run("Hello.")
+        bench.settle()  # what it asks for behind the turn
         before = len(bench.models.calls)
         steps = [{"shell": "echo 1", **used[0]}, {"shell": "echo 2", **used[1]}, {"text": "done", **used[2]}]
         result = session.run(prompt(*steps))
