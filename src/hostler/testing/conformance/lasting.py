@@ -158,7 +158,7 @@ def restart(bench: Bench) -> None:
 
 def restart_in_tool(bench: Bench) -> None:
     """The app is killed while a tool runs, which runs once."""
-    wait = "for n in $(seq 600); do [ -e go ] && break; sleep 0.1; done"
+    wait = "timeout 60 sh -c 'until [ -e go ]; do sleep 0.1; done'"  # one program refuses "$(...)"
     command = f"echo begun >> log.txt; {wait}; echo ended >> log.txt"
     log = bench.workspace / "log.txt"
     with bench.app("Remember CODEWORD-one.", prompt({"shell": command}, {"text": "ran"}, say="CODEWORD-two")) as app:

@@ -203,7 +203,7 @@ def refused_model(bench: Bench) -> None:
 
 def odd_bytes(bench: Bench) -> None:
     noise = r"printf 'a\377\376\000\033[31m\033]0;t\007\r\n\342\200\250b'; yes x | head -c 70000 | tr -d '\n'; printf '\360\237'"
-    names = r"printf x > \"$(printf 'n\351\377 \"')\"; printf y > '{\"a\": 1}'"
+    names = r"printf 'n\351\377 \"' | xargs -0 touch; printf y > '{\"a\": 1}'"
     with bench.open() as session:
         result = session.run(prompt({"shell": f"{noise}; {names.replace(chr(92) + chr(34), chr(34))}"}, {"text": ODD}))
         expect(result.stop_reason == "done", f"the turn ended with {result.stop_reason}: {result.error}")
