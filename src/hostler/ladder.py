@@ -326,7 +326,11 @@ def _enclose(place: Place, argv: tuple[str, ...]) -> Enclosure:
     for folder in readonly:
         make_folder(folder)
     folders = place.dirs.folders(place.sandbox.root)
-    job = Job(argv, folders, place.rules["permissions"], place.rules["mcp_servers"], readonly)
+    servers = {
+        name: {part: value for part, value in spec.items() if part != "required"}  # which is ours to see to
+        for name, spec in place.rules["mcp_servers"].items()
+    }
+    job = Job(argv, folders, place.rules["permissions"], servers, readonly)
     try:
         return place.sandbox.enclose(job)
     except OSError as error:

@@ -76,8 +76,9 @@ class Capabilities:
     ``questions``: how its agent asks a person something, where one can answer: ``"native"``, or ``"tool"`` for a tool of
     hostler's. ``sub_agent_header``: which header tells its sub-agents' model calls from those of the main agent.
 
-    ``repeats_cut_calls``: a model call whose answer breaks off is made again; else the turn ends with an error. ``fresh`` is
-    only of use to hostler: a program that runs can begin another conversation. ``reasons`` has, by name of the field (for
+    ``repeats_cut_calls``: a model call whose answer breaks off is made again; else the turn ends with an error.
+    ``tells_inputs``: a ``ToolCall`` of an MCP server or of the app has the arguments; else only a title. ``fresh`` is only of
+    use to hostler: a program that runs can begin another conversation. ``reasons`` has, by name of the field (for
     permissions, of the mode), why the program cannot do it.
     """
 
@@ -100,6 +101,7 @@ class Capabilities:
     fork: bool = False
     fresh: bool = False
     repeats_cut_calls: bool = True
+    tells_inputs: bool = True
     questions: Literal["native", "tool"] | None = None
     sub_agent_header: str | None = None
     reasons: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -283,6 +285,13 @@ class Withhold:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerMissing:
+    """An MCP server of the caller's did not start, as a `Notice` says; a turn that requires it ends."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unfit:
     """The program shows that it is not in the conversation it should be in; the turn must not go on."""
 
@@ -297,7 +306,7 @@ class In:
     event: Event
 
 
-CodecEvent: TypeAlias = Event | Ended | Identified | StepStarted | Withhold | Unfit | In
+CodecEvent: TypeAlias = Event | Ended | Identified | StepStarted | Withhold | ServerMissing | Unfit | In
 CodecState: TypeAlias = dict[str, Any]  # small, JSON, never mutated in place
 
 

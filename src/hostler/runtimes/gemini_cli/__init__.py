@@ -43,6 +43,8 @@ class GeminiCli:
         max_turns=True,
         images=True,
         portable=True,
+        questions="tool",
+        tells_inputs=False,
         reasons={
             "steer": "over ACP a second prompt ends the first",
             "effort": "it has no switch for it: thinking is set by the model's name",

@@ -40,6 +40,7 @@ class Pi:
         images=True,
         fresh=True,
         portable=True,
+        questions="tool",
         reasons={"fork": "its RPC mode forks before a prompt of the user, not at the end of any turn"},
     )
 

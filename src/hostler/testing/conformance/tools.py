@@ -69,7 +69,8 @@ def _called(bench: Bench, session: Any, name: str, given: dict[str, Any], answer
     expect(len(results) == 1 and answer in results[0].output, f"the call of {name!r} gave {results}")
     expect(not results[0].is_error, f"the call of {name!r} is said to have failed")
     calls = [e for e in result.events if isinstance(e, ToolCall)]
-    expect(len(calls) == 1 and calls[0].input == given, f"the call is told as {calls}")
+    expect(len(calls) == 1, f"the call is told as {calls}")
+    expect(calls[0].input == given or not bench.can.tells_inputs, f"its arguments are told as {calls[0].input}")
     expect(answer in json.dumps(bench.models.calls[-1].body), "the model was not told the answer")
     return calls[0]
 
