@@ -11,13 +11,19 @@ import pytest
 import hostler
 from hostler.harness import Answered, Approval, Choice, Question, ToolCall, ToolResult
 from hostler.testing.model_server import ModelServer
-from tests.sessions.programs import ALL, CLAUDE, CODEX, CODEX_ACP, FAKE_PROGRAM, OPENCODE, REAL, Program, ids
+from tests.sessions.programs import ALL, CLAUDE, CODEX, CODEX_ACP, FAKE_PROGRAM, GEMINI, OPENCODE, REAL, Program, ids
 from tests.sessions.test_approvals import cli, question_in
 from tests.sessions.test_kill import App
 from tests.sessions.test_restart import job_of, journal, of_turn, state_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-OWN = {CLAUDE: "AskUserQuestion", CODEX: "request_user_input", OPENCODE: "host_question", CODEX_ACP: "question"}
+OWN = {
+    CLAUDE: "AskUserQuestion",
+    CODEX: "request_user_input",
+    OPENCODE: "host_question",
+    CODEX_ACP: "question",
+    GEMINI: "mcp_host_question",
+}
 OPTIONS = [{"label": "Postgres", "description": "big"}, {"label": "SQLite", "description": "small"}]
 CHOICES = (Choice("Postgres", "big"), Choice("SQLite", "small"))
 
