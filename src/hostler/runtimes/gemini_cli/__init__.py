@@ -46,6 +46,7 @@ class GeminiCli:
         questions="tool",
         tells_inputs=False,
         reasons={
+            "tells_inputs": "over ACP it tells a title of such a call",
             "steer": "over ACP a second prompt ends the first",
             "effort": "it has no switch for it: thinking is set by the model's name",
             "fork": "over ACP it cannot be told a place to fork at",

@@ -68,6 +68,7 @@ ROWS = (
     Row("deltas", "answers come in pieces", turns.deltas, "deltas", turns.deltas_denied),
     Row("shell", "its shell: events and changed files", turns.shell),
     Row("tools", "functions of the app (`tools=`)", tools.tools, "tools", rules.refusal(tools=[_bales])),
+    Row("inputs", "calls of those tell their arguments", tools.inputs, "tells_inputs", tools.inputs_denied),
     Row(
         "mcp",
         "`mcp_servers=`",

@@ -51,6 +51,21 @@ def tools(bench: Bench) -> None:
         expect((call.name, call.builtin) == ("bales", False), f"the call is told as {call}")
 
 
+def inputs(bench: Bench) -> None:
+    told = _input_of_a_call(bench)
+    expect(told == {"feed": "hay"}, f"the arguments are told as {told}")
+
+
+def inputs_denied(bench: Bench) -> None:
+    told = _input_of_a_call(bench)
+    expect(told != {"feed": "hay"}, "the arguments are told: say so in the sheet")
+
+
+def _input_of_a_call(bench: Bench) -> Any:
+    with bench.open(tools=[bales]) as session:
+        return _called(bench, session, "bales", {"feed": "hay"}, "40 bales of CODEWORD-hay").input
+
+
 def servers(bench: Bench) -> None:
     server = {"command": sys.executable, "args": ["-c", SERVER]}
     with bench.open(mcp_servers={"barn": server}) as session:
@@ -70,7 +85,6 @@ def _called(bench: Bench, session: Any, name: str, given: dict[str, Any], answer
     expect(not results[0].is_error, f"the call of {name!r} is said to have failed")
     calls = [e for e in result.events if isinstance(e, ToolCall)]
     expect(len(calls) == 1, f"the call is told as {calls}")
-    expect(calls[0].input == given or not bench.can.tells_inputs, f"its arguments are told as {calls[0].input}")
     expect(answer in json.dumps(bench.models.calls[-1].body), "the model was not told the answer")
     return calls[0]
 
