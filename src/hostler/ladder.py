@@ -326,7 +326,11 @@ def _enclose(place: Place, argv: tuple[str, ...]) -> Enclosure:
     for folder in readonly:
         make_folder(folder)
     folders = place.dirs.folders(place.sandbox.root)
-    job = Job(argv, folders, place.rules["permissions"], place.rules["mcp_servers"], readonly)
+    servers = {
+        name: {part: value for part, value in spec.items() if part != "required"}  # which is ours to see to
+        for name, spec in place.rules["mcp_servers"].items()
+    }
+    job = Job(argv, folders, place.rules["permissions"], servers, readonly)
     try:
         return place.sandbox.enclose(job)
     except OSError as error:
@@ -365,6 +369,12 @@ def _native_id(stored: Stored, place: Place) -> str | None:
     begun = bool(saved.get("begun") or saved.get("files"))
     if not place.runtime.native_files:  # only the program can tell, when it is asked for the conversation
         return native_id if begun or (stored.native_id and not stored.finished) else None
+    if (
+        stored.native_id is None
+        and not saved.get("begun")
+        and not any("{id}" in f.pattern for f in place.runtime.native_files)
+    ):
+        return None  # it names its conversations itself, and has named none: what files there are hold none of ours
     found = native.check(place.dirs.home, place.runtime.native_files, native_id, stored.native)
     if found == "ok" or native.restorable(place.dirs.native, stored.native):
         return native_id

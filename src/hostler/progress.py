@@ -32,6 +32,7 @@ from .types.runtime import (
     In,
     Prompt,
     Send,
+    ServerMissing,
     StepStarted,
     Unfit,
     Withhold,
@@ -120,6 +121,7 @@ class Step:
     native_id: str | None = None
     end: Ended | None = None
     unfit: str | None = None
+    missing: frozenset[str] = frozenset()  # MCP servers that did not start
 
 
 def begun(codec: Codec, folded: Folded) -> Progress:
@@ -162,6 +164,7 @@ def _sorted(progress: Progress, folded: Folded) -> Step:
     native_id: str | None = None
     end: Ended | None = None
     unfit: str | None = None
+    missing: frozenset[str] = frozenset()
     for event in folded.events:
         match event:
             case Ended():
@@ -172,6 +175,8 @@ def _sorted(progress: Progress, folded: Folded) -> Step:
                 progress = replace(progress, steps=progress.steps + 1)
             case Withhold(on):
                 progress = replace(progress, withheld=on)
+            case ServerMissing(name):
+                missing |= {name}
             case Unfit():
                 unfit = event.message
             case In():
@@ -180,7 +185,7 @@ def _sorted(progress: Progress, folded: Folded) -> Step:
                 events.append((event, None))
     if progress.exited is not None and progress.turn is not None and (end is None or _only_exited(end)):
         end = Ended("error", error=exit_error(progress))
-    return Step(progress, tuple(events), folded.sends, native_id, end, unfit)
+    return Step(progress, tuple(events), folded.sends, native_id, end, unfit, missing)
 
 
 def _only_exited(end: Ended) -> bool:

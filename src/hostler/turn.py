@@ -48,6 +48,7 @@ class Bounds:
     max_cost: float | None = None
     approval_ttl: float = 600.0
     start_timeout: float = 60.0  # how long a program just started may say nothing
+    required: frozenset[str] = frozenset()  # MCP servers without which there is no turn
 
 
 @dataclass(slots=True)
@@ -164,6 +165,8 @@ async def run_turn(
     unread = 0
     head: list[Journalled] = [(event, None) for event in first]
     owed: list[Send] = []
+    missing: frozenset[str] = frozenset()
+    kept = (ModelCall, Notice) if progress.frame == 0 else (ModelCall,)  # one just started speaks of this turn
     running.program = program
     masker.resume(progress.masking)
     if progress.turn != prompt.turn:
@@ -174,7 +177,8 @@ async def run_turn(
             else:
                 step = advance(codec, progress, item)
                 progress, native_id = step.progress, step.native_id or native_id
-                head += [(event, None) for event, _ in step.events if isinstance(event, ModelCall)]
+                head += [(event, None) for event, _ in step.events if isinstance(event, kept)]
+                missing |= step.missing
                 owed += step.sends  # it may have asked something, and wait
         items: list[Any] = [prompt]
     else:
@@ -244,6 +248,9 @@ async def run_turn(
                                 None,
                             )
                         )
+                    missing |= step.missing
+                    if bounds.required & missing:
+                        end = Ended("error", error=_required(bounds.required & missing))
                     if step.unfit is not None:
                         end = Ended("error", error=ErrorInfo("state_incompatible", step.unfit))
                 if end is not None:
@@ -299,6 +306,7 @@ async def run_turn(
 _REASONS: dict[str, StopReason] = {r: r for r in get_args(StopReason)}
 _GIVE_UP: Any = object()
 _UNHEARD: Any = object()
+_NOT_GONE_ON_WITH = ("state_incompatible", "program_silent", "mcp_server_failed")  # errors that end the program, too
 _GAVE_UP = Ended("interrupted")
 
 
@@ -319,7 +327,7 @@ async def _over(
             await program.kill()
             alive = False
         end = replace(end, stop_reason=_REASONS.get(progress.stop, "cancelled"), error=None)
-    elif alive and end.error is not None and end.error.code in ("state_incompatible", "program_silent"):
+    elif alive and end.error is not None and end.error.code in _NOT_GONE_ON_WITH:
         await program.kill()
         alive = False
     return Outcome(end, replace(progress, turn=None, stop=None), native_id, alive, events, leftover)
@@ -341,6 +349,15 @@ def _deny_later(running: Running, id: str, ttl: float) -> Callable[[], None]:
             running.put(Answer(id, False, f"Nobody answered within {ttl:g} s."))
 
     return deny
+
+
+def _required(names: frozenset[str]) -> ErrorInfo:
+    return ErrorInfo(
+        "mcp_server_failed",
+        f"The MCP server {min(names)!r} did not start, and this session requires it. The model was not asked; the next "
+        "turn starts it again.",
+        retryable=True,
+    )
 
 
 def _gone(item: Gone, progress: Progress) -> ErrorInfo:

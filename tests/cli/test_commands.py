@@ -72,7 +72,6 @@ def test_a_session_goes_on_from_its_state_file(env: dict[str, str], tmp_path: Pa
         (["claude_code", "hi", "--resume", "/nowhere/state.json"], "No such file"),
         (["claude_code", "hi", "--resume", os.devnull], "not a hostler state"),
         (["claude_code", "hi", "--workdir", "/nowhere", *MODEL], "not an existing directory"),
-        (["tool_loop", "hi", *MODEL], "cannot run 'tool_loop'"),
         (["claude_code", "hi", "--model", "litellm_proxy/x"], "LITELLM_PROXY_API_BASE"),
     ],
 )

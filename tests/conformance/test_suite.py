@@ -37,7 +37,12 @@ def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_capability_is_a_row_and_every_row_is_one_or_a_promise() -> None:
     fields = {field.name for field in dataclasses.fields(Capabilities)}
     asked = {(row.field or "").partition(".")[0] for row in ROWS} - {""}
-    assert asked == fields - {"fresh", "sub_agent_header", "reasons"}  # those are for hostler itself
+    assert asked == fields - {
+        "fresh",
+        "sub_agent_header",
+        "tells_inputs",
+        "reasons",
+    }  # those are for hostler and the suite
     modes = {row.field.partition(".")[2] for row in ROWS if row.field and row.field.startswith("permissions.")}
     assert modes == {"full", "edit", "read-only", "ask"}
     assert len({row.name for row in ROWS}) == len(ROWS)

@@ -98,6 +98,26 @@ def test_pythons(tmp_path: Path) -> None:
     assert set(seen.mounts) == {real, os.path.join(os.path.dirname(os.path.dirname(real)), "lib"), str(environment)}
 
 
+def test_a_python_file_brings_its_package_and_an_environment_those_that_it_has_joined(tmp_path: Path) -> None:
+    project, packages = tmp_path / "project", tmp_path / "other" / "site-packages"
+    script = project / "src" / "house" / "rooms" / "__main__.py"
+    for file in (script, script.with_name("__init__.py"), project / "src" / "house" / "__init__.py", project / ".env"):
+        executable(file, b"")
+    executable(packages / "library.py", b"")
+    venv = tmp_path / "venv"
+    python = executable(venv / "bin" / "python3", b"#!/bin/sh\n")
+    (venv / "pyvenv.cfg").write_text("")
+    (venv / "lib" / "python3" / "site-packages").mkdir(parents=True)
+    (venv / "lib" / "python3" / "site-packages" / "x.pth").write_text(f"{packages}\n{project}\nimport os\n")
+    seen = visible()
+    assert seen.command((python, "-I", str(script))) == (python, "-I", str(script))
+    shown = set(seen.mounts)
+    assert str(project / "src" / "house") in shown
+    assert str(packages) in shown
+    # A path file may name a whole project, with all that lies in it.
+    assert not shown & {str(project), str(project / "src"), str(tmp_path)}
+
+
 def test_what_lies_below_the_agents_folders_is_shown_elsewhere(tmp_path: Path) -> None:
     program = executable(tmp_path / "agent")
     seen = visible(elsewhere=str(tmp_path))

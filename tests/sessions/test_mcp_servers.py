@@ -82,6 +82,29 @@ def test_servers_that_do_not_start_are_said_before_the_model_is_called(
         assert session.resumed == "native"
 
 
+@pytest.mark.real
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("program", [CLAUDE, CODEX, pytest.param(OPENCODE, marks=pytest.mark.soak)], ids=ids)
+def test_without_a_required_server_the_model_is_not_called(
+    program: Program, models: ModelServer, workspace: Path
+) -> None:
+    """Case H10: nor in the next turn, which tries again."""
+    exits = {**server("raise SystemExit('no database')"), "start_timeout": 20, "required": True}
+    options = {**program.options(models), "sandbox": hostler.sandbox.local(workspace)}
+    servers = {"base": exits, "good": {**server(GOOD), "required": True}}
+    with hostler.agent_session(program.harness, mcp_servers=servers, **options) as session:
+        for _ in range(2):
+            result = session.run("Hello.")
+            assert result.stop_reason == "error"
+            assert result.error is not None
+            assert (result.error.code, result.error.retryable) == ("mcp_server_failed", True)
+            assert "'base'" in result.error.message
+            assert models.calls == []
+        good = {"good": servers["good"]}
+        assert session.run("Hello.", mcp_servers=good).stop_reason == "done"
+        assert "barn" in str(models.calls[-1].body["tools"])
+
+
 @pytest.mark.parametrize("limit", [0, -1, "3"])
 def test_a_time_limit_that_is_none_is_refused(limit: Any) -> None:
     with pytest.raises(TypeError, match="start_timeout"):

@@ -30,19 +30,31 @@ from hostler.types.events import event_from_dict, event_to_dict
 from hostler.types.runtime import Codec, Ended, Frame, Harness, Interrupt, LaunchContext, Prompt
 from tests.conftest import SOAK, keepers_of, processes_of, wait_until
 from tests.runtimes import recorded
-from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, IN_SOAK, OPENCODE, Program, ids
+from tests.sessions.programs import (
+    ACP,
+    CLAUDE,
+    CODEX,
+    DEEP_AGENTS,
+    FAKE_PROGRAM,
+    IN_SOAK,
+    OPENCODE,
+    TOOL_LOOP,
+    Program,
+    ids,
+)
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 FAKE = FAKE_PROGRAM.harness
 
 # ---- the codecs, on recorded streams that were tampered with --------------------------------------------------------
 
-CODECS = {
+CODECS: dict[str, Any] = {
     "claude": Harness.CLAUDE_CODE,
     "codex": Harness.CODEX,
     "opencode": Harness.OPENCODE,
     "pi": Harness.PI,
     "gemini": Harness.GEMINI_CLI,
+    **{program.name: program.harness for program in (TOOL_LOOP, DEEP_AGENTS, *ACP)},
 }
 STREAMS = sorted(path.stem for path in recorded.STREAMS.glob("*.jsonl"))
 SMALL = 200_000  # bytes that the state of a codec may have after any recording
@@ -84,7 +96,7 @@ NOISE = [
 @cache
 def stream(name: str) -> tuple[Codec, LaunchContext, list[Any]]:
     codec = runtime_for(CODECS[name.split("-")[0]]).codec
-    if not name.startswith("claude"):
+    if not name.startswith("claude-"):
         return codec, *recorded.load(name)
     items: list[Any] = []
     for number, line in enumerate((recorded.STREAMS / f"{name}.jsonl").read_text().splitlines(), 1):

@@ -11,19 +11,14 @@ import pytest
 import hostler
 from hostler.harness import Answered, Approval, Choice, Question, ToolCall, ToolResult
 from hostler.testing.model_server import ModelServer
-from tests.sessions.programs import ALL, CLAUDE, CODEX, CODEX_ACP, FAKE_PROGRAM, GEMINI, OPENCODE, REAL, Program, ids
+from tests.sessions.programs import ALL, CLAUDE, CODEX, CODEX_ACP, FAKE_PROGRAM, REAL, Program, ids
 from tests.sessions.test_approvals import cli, question_in
 from tests.sessions.test_kill import App
 from tests.sessions.test_restart import job_of, journal, of_turn, state_of
+from tests.toolserver.test_tools import PREFIXES
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-OWN = {
-    CLAUDE: "AskUserQuestion",
-    CODEX: "request_user_input",
-    OPENCODE: "host_question",
-    CODEX_ACP: "question",
-    GEMINI: "mcp_host_question",
-}
+OWN = {CLAUDE: "AskUserQuestion", CODEX: "request_user_input", CODEX_ACP: "question"}
 OPTIONS = [{"label": "Postgres", "description": "big"}, {"label": "SQLite", "description": "small"}]
 CHOICES = (Choice("Postgres", "big"), Choice("SQLite", "small"))
 
@@ -44,7 +39,7 @@ def asking(program: Program, *texts: str) -> str:
 
 def tool_of(program: Program) -> str:
     """The name of the tool to ask with: the program's own, or hostler's."""
-    return OWN.get(program, "mcp__host__question")
+    return OWN.get(program) or f"{PREFIXES.get(program.name, 'mcp__host__')}question"
 
 
 def heard(program: Program, result: Any, models: ModelServer) -> str:

@@ -18,6 +18,7 @@ from tests.sessions.programs import (
     DEEP_AGENTS,
     FAKE_PROGRAM,
     GEMINI,
+    OPENCODE,
     PI,
     REAL,
     TOOL_LOOP,
@@ -245,6 +246,10 @@ def test_the_agents_shell_gets_nothing_from_the_tool_server_with_other_tokens(
         ):  # it keeps its key from its shell; of the same user, nothing keeps the shell from it
             own = "tr '\\0' '\\n' < /proc/$PPID/environ | sed -n s/^OPENAI_API_KEY=//p"
             base, token = '"${OPENAI_BASE_URL%/v1}"', f"$({own})"
+        elif program is OPENCODE:
+            config = '"$XDG_CONFIG_HOME/opencode/opencode.json"'
+            base = f"$(grep -o 'http://[0-9.:]*' {config} | head -1)"
+            token = f'$(grep -o \'"apiKey": "[^"]*\' {config} | cut -d \'"\' -f 4)'
         elif program is not CLAUDE:
             config = "$CODEX_HOME/config.toml"
             base, token = f"$(grep -o 'http://[0-9.:]*' \"{config}\" | head -1)", '"$HOSTLER_MODEL_KEY"'

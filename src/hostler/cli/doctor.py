@@ -19,10 +19,12 @@ from rich.text import Text
 from .. import __version__, keeper, sandbox
 from ..endpoint.routes import Route, route_for
 from ..runtimes import available, runtime_for
+from ..runtimes.acp import COMMANDS
 from ..sandboxes.choice import chosen
 from ..store import Store
 from ..types.errors import HarnessError
 from ..types.places import state_dir
+from ..types.runtime import acp_agent
 from ..workspace import holds_sessions
 from .terminal import FAILED, console
 from .view import printable
@@ -42,6 +44,9 @@ def doctor_command() -> int:
     table = Table("program", "version, or how to get it", box=None, pad_edge=False)
     for name, (works, words) in found.items():
         table.add_row(Text(name, style="green" if works else "yellow"), Text(printable(words)))
+    for command in COMMANDS:
+        works, words = _found(command)
+        table.add_row(Text(f"{command[0]} (ACP)", style="green" if works else "yellow"), Text(printable(words)))
     out.print(table)
     out.print("any program that speaks ACP: acp_agent(command=[...])\n")
     for title, words in (
@@ -64,6 +69,16 @@ def _sandbox() -> str:
     if kind == "bubblewrap":
         return f"bubblewrap ({why}; `hostler doctor --selftest` tries to get out of it)"
     return f"local, which does not isolate: the agent has your user's rights ({why})"
+
+
+def _found(command: tuple[str, ...]) -> tuple[bool, str]:
+    """Whether an ACP agent is there, and where; else how to install it."""
+    which = sandbox.local(os.sep).which
+    try:
+        runtime_for(acp_agent(command)).find({}, which)
+    except HarnessError as error:
+        return False, str(error)
+    return True, f"{which(command[0])}; acp_agent(command={list(command)})"
 
 
 def _version(name: str) -> tuple[bool, str]:

@@ -127,6 +127,7 @@ async def _speak(
                 place.rules["max_cost"],
                 live.host.settings.approval_ttl,
                 live.host.settings.start_timeout,
+                frozenset(name for name, spec in place.rules["mcp_servers"].items() if spec.get("required")),
             ),
             _journal(live, lease, turn.id, place.rules.get("trace", True)),
             masker_of(place),

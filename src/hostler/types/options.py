@@ -30,7 +30,8 @@ class OptionsDict(TypedDict, total=False):
     tools: Sequence[Callable[..., Any]]
     mcp_servers: Mapping[str, Any]
     """Name to ``{"command": ..., "args": [...], "env": {...}}`` or ``{"url": ..., "headers": {...}}``, each with
-    ``"start_timeout"``: seconds that it may take to start (default 30), after which the turn begins without it."""
+    ``"start_timeout"``: seconds that it may take to start (default 30), after which the turn begins without it, or, with
+    ``"required": True``, ends with the error ``mcp_server_failed``."""
     skills: Sequence[Any] | Mapping[str, str]
     """Folders with a SKILL.md (Agent Skills), or ``{name: text of the SKILL.md}``. Read when they are given."""
     disable_tools: Sequence[str]
@@ -214,6 +215,7 @@ def _check_server(name: object, server: object) -> None:
         and all(isinstance(server.get(part) or {}, Mapping) for part in ("env", "headers"))
         and isinstance(limit := server.get("start_timeout", 1), (int, float))
         and limit > 0
+        and isinstance(server.get("required", False), bool)
     )
     if not sound:
         raise TypeError(

@@ -285,6 +285,13 @@ class Withhold:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerMissing:
+    """An MCP server of the caller's did not start, as a `Notice` says; a turn that requires it ends."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unfit:
     """The program shows that it is not in the conversation it should be in; the turn must not go on."""
 
@@ -299,7 +306,7 @@ class In:
     event: Event
 
 
-CodecEvent: TypeAlias = Event | Ended | Identified | StepStarted | Withhold | Unfit | In
+CodecEvent: TypeAlias = Event | Ended | Identified | StepStarted | Withhold | ServerMissing | Unfit | In
 CodecState: TypeAlias = dict[str, Any]  # small, JSON, never mutated in place
 
 

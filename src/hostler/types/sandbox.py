@@ -49,7 +49,7 @@ class Enclosure:
     ``feeds`` as the contents of 6, 7, ...; where ``model_port`` is not 0, in a network of its own, in which that port of the loopback is the model's address; in the control ``groups`` (see
     `hostler.keeper.KeeperSpec`).
 
-    Where nothing of the program runs as a process of this machine, ``far`` says how it is started elsewhere (see there too),
+    Where nothing of the program runs as a process of this machine, ``far`` says how it is started elsewhere (as in a KeeperSpec),
     ``listener`` is its model's address, and ``notices`` are what the host should know of it.
     """
 

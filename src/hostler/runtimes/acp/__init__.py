@@ -19,6 +19,9 @@ _KNOWN: dict[str, type[AcpRuntime]] = {
 }
 """By a name in the command: that of the program, or of the package that it is started from."""
 
+COMMANDS = (("claude-agent-acp",), ("codex-acp",), ("qwen", "--acp"))
+"""How the known agents are commonly started."""
+
 
 def runtime(command: Sequence[str]) -> AcpRuntime:
     """The Runtime of the agent that this command starts."""

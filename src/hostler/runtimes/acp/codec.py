@@ -27,6 +27,7 @@ from hostler.types.runtime import (
     Interrupt,
     LaunchContext,
     Prompt,
+    ServerMissing,
     Steer,
     Unfit,
 )
@@ -314,6 +315,7 @@ def _logged(step: Step, data: bytes, dialect: Dialect) -> None:
     for line in lines:
         if name := dialect.failed_server(line):
             step.emit(Notice("mcp_server_failed", f"The MCP server {name!r} did not start; its tools are missing."))
+            step.emit(ServerMissing(name))
 
 
 # ---- the session ----------------------------------------------------------------------------------------------------

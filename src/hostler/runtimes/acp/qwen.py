@@ -86,6 +86,7 @@ def settings(ctx: LaunchContext) -> dict[str, Any]:
         "telemetry": {"enabled": False},
         "disableAllHooks": True,
         "general": {"enableAutoUpdate": False},
+        "ui": {"enableFollowupSuggestions": False},
         "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
         "context": {"fileName": ["QWEN.md", "AGENTS.md", "CLAUDE.md"]},
         # It would hide the caller's tools behind a search, and pictures from a model that it does not know.
@@ -154,7 +155,9 @@ class QwenCode(AcpRuntime):
         images=True,
         portable=True,
         questions="tool",
+        repeats_cut_calls=False,
         reasons={
+            "repeats_cut_calls": "it ends its turn when an answer that has begun breaks off",
             "edit": "its file tools are not confined to the workspace",
             "steer": STEER,
             "effort": "it has no such setting for a model that it does not know",

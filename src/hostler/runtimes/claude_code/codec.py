@@ -19,6 +19,7 @@ from ...types.runtime import (
     LaunchContext,
     Prompt,
     Send,
+    ServerMissing,
     Steer,
     Unfit,
     Withhold,
@@ -211,6 +212,7 @@ def _init(state: CodecState, m: dict[str, Any]) -> tuple[CodecState, list[CodecE
         for name in down
         if name not in state["down"]
     ]
+    events += map(ServerMissing, down)
     if state.get("servers"):
         events.append(Withhold(False))
     return {**state, "known": True, "down": down}, events

@@ -12,7 +12,7 @@ from hostler.runtimes.codex.turn import begin_if_ready, end, named
 from hostler.runtimes.jsonrpc import Step, obj, objs, strs
 from hostler.runtimes.schemas import WRAPPED
 from hostler.types.events import Compaction, Notice, Reasoning, Retract, Text, ToolCall, ToolResult
-from hostler.types.runtime import CodecEvent, Ended, In, StepStarted
+from hostler.types.runtime import CodecEvent, Ended, In, ServerMissing, StepStarted
 
 PATCH_LIMIT = 64 * 1024  # characters of a patch that are kept in the state to be shown with its approval
 _BUNDLED = "Codex could not find bubblewrap on PATH"  # it then uses its own
@@ -39,6 +39,7 @@ def _server(step: Step, name: str, params: dict[str, Any]) -> None:
     if params.get("status") != "ready":
         why = params.get("error") or params.get("status")
         _warn(step, "mcp_server_failed", f"The MCP server {name!r} did not start; its tools are missing: {why}")
+        step.emit(ServerMissing(name))
     step.state["starting"] = [other for other in step.state["starting"] if other != name]
     begin_if_ready(step)
 

@@ -24,6 +24,7 @@ from hostler.types.runtime import (
     Interrupt,
     LaunchContext,
     Prompt,
+    ServerMissing,
     Steer,
 )
 
@@ -240,7 +241,8 @@ def _failed(step: Step, name: str) -> None:
             Notice(
                 "mcp_server_failed",
                 f"The MCP server {name!r} did not start or is not reachable; its tools are missing.",
-            )
+            ),
+            ServerMissing(name),
         )
         begin_if_ready(step)
 

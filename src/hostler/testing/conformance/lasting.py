@@ -132,10 +132,12 @@ def restart(bench: Bench) -> None:
         app.kill()
         state = _state(app)
     with bench.resume(state) as session:
+        before = len(bench.models.calls)
         result = session.run(RECALL)
         found = records(session, result.turn_id)
         expect(session.resumed == "attached", f"it was resumed as {session.resumed}")
-    expect("CODEWORD-one" in result.text and "CODEWORD-two" in result.text, f"it remembers {result.text!r}")
+    told = bench.told(before)
+    expect("CODEWORD-one" in told and "CODEWORD-two" in told, f"it does not remember, and answers {result.text!r}")
     events = of_turn(found, 1)
     dones = [event.result for event in events if isinstance(event, Done)]
     expect(len(dones) == 1 and isinstance(events[-1], Done), f"the turn has {len(dones)} Done")

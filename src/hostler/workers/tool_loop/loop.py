@@ -177,3 +177,8 @@ def main(argument: str) -> None:
         serve(lambda client: ToolLoop(client, settings), NAME, __version__)
     else:
         sys.exit("This program is started by hostler, with the path of its settings.")
+
+
+def run() -> None:
+    """As a command: for images, which have a Python and a hostler of their own."""
+    main(sys.argv[-1] if len(sys.argv) > 1 else "")

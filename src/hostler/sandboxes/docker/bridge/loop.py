@@ -35,7 +35,11 @@ class Loop:
         for key, ready in self._selector.select(timeout):
             for mask, callbacks in ((selectors.EVENT_READ, self._readers), (selectors.EVENT_WRITE, self._writers)):
                 if ready & mask and (callback := callbacks.get(key.fd)) is not None:
-                    callback()
+                    # A callback may wait in a loop of its own, in which that was read which is ready here.
+                    try:
+                        callback()
+                    except BlockingIOError:
+                        pass
 
     def _set(self, callbacks: dict[int, Any], fd: int, callback: Callable[[], None] | None) -> None:
         if callback is None:

@@ -69,6 +69,7 @@ class Bridge:
         self._in.on_room = self._out.on_room = self._err.on_room = self._gate
         self._on_output(self._stream.parsed())
         self._control.setblocking(False)
+        os.set_blocking(0, False)
         self._loop.read(CONTROL, self._on_wish)
         self._on_signal(signal.SIGTERM, lambda: self._guard.say("term"))
         self._gate()
