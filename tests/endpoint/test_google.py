@@ -178,3 +178,19 @@ def test_no_event_raises(fields: dict[str, Any]) -> None:
     seen = absorb("gemini", Seen(), json.dumps(fields).encode())
     assert seen.tokens.input is None or seen.tokens.input >= 0
     read_whole("gemini", json.dumps(fields).encode())
+
+
+def test_a_result_is_told_once() -> None:
+    def result(id: str) -> dict[str, Any]:
+        return {"functionResponse": {"id": id, "name": "shell", "response": {"output": id}}}
+
+    call = {"role": "model", "parts": [{"functionCall": {"id": "a", "name": "shell"}}]}
+    body = {"contents": [call, {"role": "user", "parts": [result("a"), result("a"), result("b"), {"text": "x"}]}, 7]}
+    assert google.told_once(body)["contents"] == [
+        call,
+        {"role": "user", "parts": [result("a"), result("b"), {"text": "x"}]},
+        7,
+    ]
+    unnamed = {"contents": [{"parts": [{"functionResponse": {"name": "shell"}}] * 2}, {"parts": "odd"}]}
+    assert google.told_once(unnamed) == unnamed
+    assert google.told_once({"contents": None}) == {"contents": None}

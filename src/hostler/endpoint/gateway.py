@@ -13,7 +13,7 @@ from hostler.types.events import ModelCall
 
 from .failures import Failure, final_answer
 from .forwarding import Call, Client, Forward, answer_json
-from .google import COUNTS, asked
+from .google import COUNTS, asked, told_once
 from .routes import Route, WireName
 from .serving import CUT, PEER, App, Receive, Scope, Send, Serving, listen_private, serve, while_connected
 from .translated import Translated
@@ -257,6 +257,8 @@ class Endpoint:
             sent_body = pin(body, route.model, wire, gateway=route.gateway)
             if client.translating and wire == "responses":
                 sent_body["store"] = False  # the program did not ask to have its conversation kept there
+            if google is not None:
+                sent_body = told_once(sent_body)
             content = json.dumps(sent_body).encode()
             sent = _sent_headers(client, headers)
             call.task = asyncio.create_task(forward.run(url, sent, content, counted=not counting))

@@ -61,6 +61,29 @@ def error_of(event: Mapping[str, Any]) -> tuple[str, str] | None:
     return {"resource_exhausted": "rate_limit_error"}.get(kind, kind), str(error.get("message") or "")
 
 
+def told_once(body: dict[str, Any]) -> dict[str, Any]:
+    """The request with one result for each call: Gemini CLI tells the results of before a resume twice."""
+    contents = body.get("contents")
+    return {**body, "contents": [_told_once(each) for each in contents]} if isinstance(contents, list) else body
+
+
+def _told_once(content: Any) -> Any:
+    parts = content.get("parts") if isinstance(content, dict) else None
+    if not isinstance(parts, list):
+        return content
+    seen: set[str] = set()
+    kept = []
+    for part in parts:
+        told = part.get("functionResponse") if isinstance(part, dict) else None
+        id = told.get("id") if isinstance(told, dict) else None
+        if isinstance(id, str):
+            if id in seen:
+                continue
+            seen.add(id)
+        kept.append(part)
+    return {**content, "parts": kept}
+
+
 def error_body(kind: str, message: str) -> bytes:
     """An error answer as the wire's clients read it."""
     return json.dumps({"error": {"code": 400, "message": message, "status": kind}}).encode()
