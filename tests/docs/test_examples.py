@@ -168,9 +168,10 @@ def test_tools_and_approvals_are_the_same_on_every_program(
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert "Where does the hay go? ['The barn.', 'The yard.']" in done.stdout
-    assert len(models.calls) >= 10
+    assert len(models.calls) >= 8
 
 
+@pytest.mark.timeout(300)
 def test_the_pytest_example_passes(tmp_path: Path) -> None:
     ((_, code),) = blocks(ROOT / "docs" / "testing-your-app.md", "test")
     (tmp_path / "test_example.py").write_text(code)
@@ -179,7 +180,7 @@ def test_the_pytest_example_passes(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout
