@@ -124,10 +124,12 @@ def _start(engine: Engine) -> None:
     argv, env = _dockerd() if engine.name == "docker" else _podman()
     log = str(RUN / f"{engine.name}.log")
     argv = ["env", "-C", str(RUN), *argv]  # some leave files where they are
+    # Python's readline sets these two, and with them `top` would cut the commands of a container short.
+    given = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     pid = os.posix_spawnp(  # not a Popen, which wants to see the end of what it has started
         argv[0],
         argv,
-        {**os.environ, **env},
+        {**given, **env},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
