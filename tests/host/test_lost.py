@@ -174,9 +174,9 @@ def test_a_deletion_that_is_cut_leaves_nothing_to_the_next_of_that_key(
     session = harness.sessions.get_or_create("chat")
     session.run("CODEWORD-one")
     session.files.write("a", b"1")
-    from hostler.host import retention
+    from hostler.workspace import layout
 
-    monkeypatch.setattr(retention.shutil, "rmtree", lambda *given: None)  # killed before it came to that
+    monkeypatch.setattr(layout.shutil, "rmtree", lambda *given, **more: None)  # killed before it came to that
     harness.sessions.delete("chat")
     monkeypatch.undo()
     again = harness.sessions.get_or_create("chat")

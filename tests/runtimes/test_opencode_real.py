@@ -302,7 +302,7 @@ def test_it_is_an_acp_agent_like_any_other(tmp_path: Path, server: ModelServer) 
         Path(path).write_text(text)
     variables = [f"{name}={value}" for name, value in own.env.items()]
     runtime = runtime_for(acp_agent(["env", *variables, str(PROGRAM), "acp"]))
-    ctx = dataclasses.replace(ctx, program=runtime.find({}, None))
+    ctx = dataclasses.replace(ctx, program=runtime.find({}, shutil.which))
     with driver(runtime, ctx) as program:
         events = program.run(Prompt("t1", script({"shell": "echo hi > a.txt"}, {"text": "CODEWORD-one"})))
         session = session_of(program)
