@@ -16,8 +16,10 @@ from hostler.host.transcript import Saying
 from hostler.ladder import Place
 from hostler.progress import Progress
 from hostler.runtimes.acp import AcpRuntime
+from hostler.sandboxes.bubblewrap import INSIDE
 from hostler.store.inbox import Turn
 from hostler.testing.model_server import ModelServer
+from hostler.workspace import SessionDirs
 from tests.sessions.programs import ALL, CLAUDE, FAKE_PROGRAM, OPENCODE, Program, ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -167,8 +169,9 @@ def test_a_program_without_instructions_is_told_once(models: ModelServer, tmp_pa
     """An ACP agent: with its first prompt."""
     runtime = AcpRuntime(["agent"])
     rules = {"skills": [{"name": "feeding", "description": "Feeds", "files": []}], "output": None}
-    sandbox: Any = type("Box", (), {"workdir": "/session"})()
-    place = Place(runtime, sandbox, None, rules, None, False, None, frozenset(), 1, 1, 1)  # type: ignore[arg-type]
+    sandbox: Any = type("Box", (), {"root": "/work", "inside": lambda self, folders: INSIDE})()
+    dirs = SessionDirs.of(tmp_path, "k")
+    place = Place(runtime, sandbox, dirs, rules, None, False, None, frozenset(), 1, 1, 1)  # type: ignore[arg-type]
     turn = Turn("t", 1, "k", "h", "queued", 1, {"prompt": "Hello."}, None, None, ())
     said = Saying("Hello.", [])
 
