@@ -103,6 +103,7 @@ async def make(
     runtime = runtime_for(harness)
     refuse_unheld(runtime, options, confined=True)
     dirs = SessionDirs.of(host.data_dir, key)
+    tools = await _tools(options, dirs, runtime)
     sandbox, owned = await _sandbox(options.sandbox, dirs, host)
     refuse_unheld(runtime, options, confined=sandbox.confined)
     if dirs.used and await host.store.read(lambda conn: queries.find_session(conn, key)) is None:
@@ -113,7 +114,7 @@ async def make(
     if isinstance(sandbox, Docker):
         await asyncio.to_thread(sandbox.prepare, options.permissions)
         dirs = dirs.move(sandbox.places)
-    tools = await _tools(options, dirs, runtime)
+        tools = await _tools(options, dirs, runtime)
     rules = {**options.rules(), _SANDBOX: recipe_of(sandbox), **own}
     if isinstance(harness, AcpAgent):
         rules[_COMMAND] = list(harness.command)

@@ -142,7 +142,7 @@ def listener() -> Iterator[tuple[int, Callable[[], bool]]]:
 
 @pytest.mark.real
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("program", [CLAUDE, CODEX, OPENCODE, *IN_SOAK], ids=ids)
+@pytest.mark.parametrize("program", [CLAUDE, CODEX, pytest.param(OPENCODE, marks=pytest.mark.soak), *IN_SOAK], ids=ids)
 def test_what_an_agent_can_change(
     program: Program,
     models: ModelServer,
