@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import shutil
@@ -26,6 +25,21 @@ from hostler.testing.fake_runtime import FAKE
 _RECORDS = 20_000
 _STAGED = 256 << 20
 _SAY = json.dumps([{"text": "done"}])
+
+_IDLE = """
+import gc, json, os, sys
+from pathlib import Path
+import hostler
+from hostler.testing.fake_runtime import FAKE
+harness = hostler.create_harness(host=hostler.local_host(sys.argv[1]), runtime=FAKE, **json.loads(sys.argv[2]))
+resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+harness.sessions.get_or_create("warm").run('[{"text": "done"}]')
+gc.collect()
+before, total = resident(), int(sys.argv[3])
+opened = [harness.sessions.get_or_create(f"idle-{number}") for number in range(total)]
+gc.collect()
+print((resident() - before) / total / 1024)
+"""
 
 _REOPEN = """
 import json, sys, time
@@ -99,14 +113,13 @@ def records(harness: Any, at: Path, n: int) -> Row:
     return row(title, pairs, first, rate, "/s", beside="bare SQLite", limit=30_000.0, sense="at least")
 
 
-def many_sessions(harness: Any, total: int, running: int) -> Iterator[Row]:
-    """All are made, then turns run in some of them at once; memory is this process's."""
-    hostler.generate_harness(harness=harness, prompt=_SAY, session="warm")
-    gc.collect()
-    before = _resident()
+def many_sessions(harness: Any, data_dir: Path, options: dict[str, Any], total: int, running: int) -> Iterator[Row]:
+    """All are made, then turns run in some of them at once. Memory is that of a process which does nothing else: in this
+    one, what other rows have left free would be taken first."""
+    argv = [sys.executable, "-c", _IDLE, str(data_dir.parent / "idle"), json.dumps(options), str(total)]
+    grown = float(subprocess.run(argv, check=True, capture_output=True, timeout=600).stdout)
+    yield row("memory of an idle session", [(grown, 0.0)], first, lambda kb: f"{kb:.0f} KB", "KB", limit=40.0)
     opened = [harness.sessions.get_or_create(f"idle-{number}") for number in range(total)]
-    gc.collect()
-    grown = (_resident() - before) / total / 1024
     start = time.perf_counter()
 
     async def run() -> None:
@@ -118,14 +131,9 @@ def many_sessions(harness: Any, total: int, running: int) -> Iterator[Row]:
 
     asyncio.run(run())
     taken = time.perf_counter() - start
-    yield row("memory of an idle session", [(grown, 0.0)], first, lambda kb: f"{kb:.0f} KB", "KB", limit=40.0)
     title = f"{total:,} sessions, first turns of {running} at once"
     yield row(title, [(running / taken, 0.0)], first, rate, "/s")
     del opened
-
-
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def reopen(harness: Any, data_dir: Path, options: dict[str, Any], n: int, count: int = 10_000) -> Row:
@@ -186,7 +194,7 @@ def rows(quick: bool) -> Iterator[Row]:
         yield cpu_of_a_turn(harness, at, 50 if quick else 300)
         yield records(harness, at, 2 if quick else 10)
         yield staging(harness, at, 2 if quick else 8)
-        yield from many_sessions(harness, *((100, 10) if quick else (1000, 100)))
+        yield from many_sessions(harness, data_dir, options, *((100, 10) if quick else (1000, 100)))
         yield reopen(harness, data_dir, options, 3 if quick else 15)
         for info in harness.sessions.list():
             if not info.id.startswith("many-"):
