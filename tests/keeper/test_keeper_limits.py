@@ -121,7 +121,7 @@ def test_slow_reader_of_stdin(tmp_path: Path, keep: Starter) -> None:
     code = """
 import sys, time
 print("up", flush=True)
-time.sleep(0.5)
+time.sleep(0.2)
 for line in sys.stdin.buffer: sys.stdout.buffer.write(line)
 sys.stdout.flush()
 """
@@ -130,7 +130,7 @@ sys.stdout.flush()
         held = await hold(await keep(program(tmp_path, code)))
         reader = Reader(held)
         await reader.out(b"up")
-        sent = [b"%d " % i + b"y" * 10_000 for i in range(200)]
+        sent = [b"%d " % i + b"y" * 10_000 for i in range(50)]  # more than a pipe holds; the two seconds must do on a busy machine
         for i, line in enumerate(sent):
             await held.send(f"{i}", line)
         await held.end(grace=2)
