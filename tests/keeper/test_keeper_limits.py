@@ -130,7 +130,9 @@ sys.stdout.flush()
         held = await hold(await keep(program(tmp_path, code)))
         reader = Reader(held)
         await reader.out(b"up")
-        sent = [b"%d " % i + b"y" * 10_000 for i in range(50)]  # more than a pipe holds; the two seconds must do on a busy machine
+        sent = [
+            b"%d " % i + b"y" * 10_000 for i in range(50)
+        ]  # more than a pipe holds; the two seconds must do on a busy machine
         for i, line in enumerate(sent):
             await held.send(f"{i}", line)
         await held.end(grace=2)
