@@ -150,7 +150,7 @@ def below(address: KeeperAddress) -> set[int]:
     return {pid for pid in tree.descendants(address.pid) if tree.started(pid)}
 
 
-async def eventually(test: Callable[[], bool], limit: float = 20.0) -> float:
+async def eventually(test: Callable[[], bool], limit: float = 5.0) -> float:
     """How long it took until ``test`` held; fails after ``limit``."""
     begin = time.monotonic()
     while not test():

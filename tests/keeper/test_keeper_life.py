@@ -30,7 +30,7 @@ async def grown(address: KeeperAddress) -> tuple[Reader, set[int]]:
     await held.open_turn()
     await held.send("tree", b"tree")
     await reader.out(b"grown")
-    await eventually(lambda: len(below(address)) >= 6)
+    await eventually(lambda: len(below(address)) >= 6, 20)
     return reader, below(address)
 
 
@@ -124,13 +124,13 @@ def test_sweep_turn_spares_the_program(tmp_path: Path, keep: Starter, guard: str
         reader = Reader(held)
         await held.send("before", b"tree")
         await reader.out(b"grown")
-        await eventually(lambda: len(below(address)) >= 6)
+        await eventually(lambda: len(below(address)) >= 6, 20)
         await asyncio.sleep(0.1)
         before = below(address)
         await held.open_turn()
         await held.send("within", b"tree")
         await reader.out(b"grown")
-        await eventually(lambda: len(below(address) - before) >= 4)
+        await eventually(lambda: len(below(address) - before) >= 4, 20)
         turn = below(address) - before
         begin = time.monotonic()
         await held.sweep_turn()

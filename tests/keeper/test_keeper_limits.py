@@ -159,7 +159,7 @@ def test_disk_full(tmp_path: Path, keep: Starter) -> None:
         async def work() -> None:
             address = await keep(program(tmp_path, FLOOD.format(count=15_000), dir=str(small / "keeper")))
             log = Path(address.dir, "keeper.log")
-            await eventually(lambda: b"disk full" in log.read_bytes())
+            await eventually(lambda: b"disk full" in log.read_bytes(), 20)
             held = await hold(address)
             reader = Reader(held)
             await held.send("k", b"waits too")
