@@ -14,14 +14,15 @@ from sqlalchemy import Row
 from .. import keeper, ladder
 from ..keeper import KeeperError
 from ..ladder import Branch, Launched, Place, Stored
+from ..outcome import Outcome
 from ..program import Program
 from ..progress import Progress, advance
+from ..running import Running
 from ..store import journal, queries
 from ..store.journal import Journalled
 from ..store.queries import Lease
 from ..telemetry.keys import Keys
 from ..telemetry.redaction import Masker
-from ..turn import Outcome, Running
 from ..types.errors import HarnessError
 from ..types.events import ModelCall, Notice
 from ..types.result import ErrorInfo
