@@ -11,7 +11,7 @@ from . import outcome as endings
 from .answer import refusal, settle
 from .outcome import Outcome
 from .output import Output
-from .program import Gone, Program
+from .program import Gone, Program, is_prompt
 from .progress import Again, Progress, advance
 from .running import Running, Stop
 from .steps import Journal, Step, Steps
@@ -53,7 +53,8 @@ async def run_turn(
 ) -> Outcome:
     """Give the prompt to the program and journal all that comes of it, behind ``first``, until the turn is over.
 
-    A turn whose prompt the program was already given (``progress.turn``) is carried on from the last stored frame.
+    A turn whose prompt the program was already given is carried on: from the last stored frame (``progress.turn``), or from
+    where the program's log tells of the prompt.
     """
     await program.open_turn()
     timers = _Timers()
@@ -67,7 +68,9 @@ async def run_turn(
     masker.resume(progress.masking)
     if progress.turn != prompt.turn:
         # What an idle program said belongs to no turn, but the codec has to know it before it is spoken to.
-        for item in program.ready():
+        arrived = program.ready()
+        given = next((n for n, item in enumerate(arrived) if is_prompt(item, prompt.turn)), len(arrived))
+        for item in arrived[:given]:
             if isinstance(item, Gone):
                 program.put(item)  # type: ignore[arg-type]
             elif not _is_late(item):
@@ -76,7 +79,7 @@ async def run_turn(
                 head += [(event, None) for event, _ in step.events if isinstance(event, kept)]
                 missing |= step.missing
                 owed += step.sends  # it may have asked something, and wait
-        items: list[Any] = [prompt]
+        items: list[Any] = [prompt, *arrived[given:]]
     else:
         items = []
         running.reached(progress)
@@ -186,6 +189,10 @@ async def run_turn(
                 await steps.landed_all()
                 last = (*waiting.events, *events) if waiting is not None else tuple(events)
                 return await _over(program, progress, native_id, end, last, leftover)
+            if batch[0] is prompt and all(send.key == prompt.turn for send in sends):
+                # The turn is in the store, and the program's log tells whoever recovers it that this was said.
+                await program.send(sends)
+                sends = []
             come_to = Step(progress, tuple(events), tuple(sends), named)
             if come_to.tells or unread >= _UNREAD or not steps.idle:
                 steps.put(come_to)
