@@ -178,6 +178,7 @@ async def attach(
         token=stored.program["token"],
         tool_token=stored.program["tool_token"],
         fingerprint=stored.program["fingerprint"],
+        left=held.hello.next - 1 if held.hello.next - 1 > stored.frame else 0,
     )
     progress = Progress.from_dict(stored.progress)
     if progress.version != place.runtime.codec.version:

@@ -20,15 +20,24 @@ class Gone:
     error: Exception
 
 
+def is_prompt(item: object, turn: str) -> bool:
+    """Whether this is the frame in which the program was given the prompt of the turn."""
+    return isinstance(item, Frame) and item.kind == "in" and item.key == turn
+
+
 class Program:
     """Frames of the program, model calls of the endpoint and commands from outside, in one stream of items."""
 
-    def __init__(self, held: Held, *, epoch: int, token: str, tool_token: str | None, fingerprint: str) -> None:
+    def __init__(
+        self, held: Held, *, epoch: int, token: str, tool_token: str | None, fingerprint: str, left: int = 0
+    ) -> None:
+        """``left`` is the number of the last frame that an earlier host left unread; 0 when there is none."""
         self.epoch = epoch
         self.token = token
         self.tool_token = tool_token
         self.fingerprint = fingerprint
         self._held = held
+        self._left = left
         self._items: list[Item | Gone] = []
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(_AHEAD)
@@ -60,14 +69,33 @@ class Program:
         """Items that belong to the next turn."""
         self._items[:0] = items
 
+    async def was_given(self, turn: str) -> bool:
+        """Whether an earlier host gave the program the prompt of this turn. What that host left unread has arrived then,
+        at least up to there."""
+        looked_at = 0
+        while self._left:
+            for item in self._items[looked_at:]:
+                if is_prompt(item, turn):
+                    return True
+                if isinstance(item, Gone) or (isinstance(item, Frame) and item.no >= self._left):
+                    return False
+            looked_at = len(self._items)
+            self._make_room()
+            self._wake.clear()
+            await self._wake.wait()
+        return False
+
     def ready(self) -> list[Item | Gone]:
         """What has arrived."""
         items, self._items = self._items, []
         self._wake.clear()
+        self._make_room()
+        return items
+
+    def _make_room(self) -> None:
         for _ in range(self._batches):
             self._room.release()
         self._batches = 0
-        return items
 
     async def items(self) -> list[Item | Gone]:
         """What has arrived, at least one."""

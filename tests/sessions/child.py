@@ -5,6 +5,7 @@ Prints one line for each step: ``state <json>``, ``event <type>``, ``result <jso
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -13,12 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import hostler
+from hostler import steps
 from hostler.harness import State
+from hostler.host import run
 from hostler.testing.fake_runtime import FAKE
 
 
 def say(kind: str, text: object) -> None:
     print(kind, text, flush=True)
+
+
+def stop_writing() -> None:
+    """From here on the app is one that dies before the next step of its turn is in the store."""
+
+    async def never(*_: Any) -> None:
+        await asyncio.sleep(3600)
+
+    steps.Steps.put = lambda *_: None  # type: ignore[method-assign]
+    run.finish = never  # type: ignore[assignment]
 
 
 def main() -> None:
@@ -35,8 +48,10 @@ def main() -> None:
             harness = FAKE if job["harness"] == "fake" else hostler.Harness(job["harness"])
             session = hostler.agent_session(harness, **options)
         say("resumed", session.resumed)
-        for prompt in job["prompts"]:
+        for number, prompt in enumerate(job["prompts"]):
             say("state", session.state().dumps().decode())
+            if number == job.get("unwritten"):
+                stop_writing()
             stream = session.stream(prompt)
             for event in stream:
                 name = type(event).__name__

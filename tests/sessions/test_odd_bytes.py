@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 import hostler
 from hostler.harness import Done, Notice, Text
+from hostler.outcome import result_of
 from hostler.progress import Progress, advance, begun
 from hostler.runtimes import runtime_for
 from hostler.telemetry.redaction import Masker
 from hostler.testing.model_server import ModelServer
-from hostler.turn import result_of
 from hostler.types import runtime as seam
 from hostler.types.events import event_from_dict, event_to_dict
 from hostler.types.runtime import Codec, Ended, Frame, Harness, Interrupt, LaunchContext, Prompt

@@ -31,7 +31,7 @@ from hostler.harness import (
 from hostler.keeper import launch
 from hostler.testing.model_server import ModelServer
 from tests.conftest import keepers_of, processes_of, wait_until
-from tests.sessions.programs import ALL, FAKE_PROGRAM, Program, ids
+from tests.sessions.programs import ALL, FAKE_PROGRAM, GEMINI, Program, ids
 from tests.sessions.test_kill import App, journal
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -173,6 +173,67 @@ def test_a_tool_that_runs_while_the_app_restarts_runs_once(models: ModelServer, 
     assert len(calls) == 1
     assert [event.id for event in events if isinstance(event, ToolResult)] == calls
     assert (workspace / "log.txt").read_text() == "begun\nended\n"
+
+
+# ---- before the first step of the turn is stored ---------------------------------------------------------------------
+
+
+def with_keeper(fate: str, programs: list[Any]) -> list[Any]:
+    params = (each if isinstance(each, Program) else each.values[0] for each in programs)
+    marks = (() if isinstance(each, Program) else each.marks for each in programs)
+    return [pytest.param(p, fate, marks=m, id=f"{p.name}-{fate}") for p, m in zip(params, marks, strict=True)]
+
+
+# Whether Gemini CLI's answer broke off only the host has seen, which dies here with the keeper.
+ITS_LOG_TELLS = [each for each in ALL if isinstance(each, Program) or each.values[0] is not GEMINI]
+
+
+@pytest.mark.parametrize("when", ["in a tool", "when the turn is over"])
+@pytest.mark.parametrize(("program", "keeper"), with_keeper("lives", ALL) + with_keeper("dies", ITS_LOG_TELLS))
+def test_a_prompt_that_the_store_does_not_know_to_be_given_is_not_given_again(
+    program: Program, when: str, keeper: str, models: ModelServer, state_dir: Path, workspace: Path
+) -> None:
+    """The program has its prompt before the step that says so is committed: its log tells whoever comes next."""
+    options = program.options(models)
+    command = f"echo begun >> log.txt; sleep {2 if when == 'in a tool' else 0}; echo ended >> log.txt"
+    app = App(job_of(program, options, workspace, program.shell(command, "CODEWORD-two"), unwritten=1))
+    app.until("state", 2)
+    log = workspace / "log.txt"
+    assert wait_until(log.exists, 20)
+    if when == "when the turn is over":
+        assert wait_until(lambda: said_it_all(program, state_dir), 20)
+    app.kill()
+    if keeper == "dies":
+        (holder,) = keepers_of(state_dir)
+        holder.kill()
+        assert wait_until(lambda: not processes_of(state_dir), 10)
+    with hostler.agent_resume(state_of(app), sandbox=hostler.sandbox.local(workspace), **options) as session:
+        result = session.run(program.recall())
+        records = journal(session, result.turn_id)
+    assert "CODEWORD-one" in result.text
+    events = of_turn(records, 1)
+    assert [type(event) for event in events].count(Done) == 1
+    done = events[-1].result
+    lost = keeper == "dies" and when == "in a tool"
+    assert done.stop_reason == ("error" if lost else "done"), done.error
+    if lost:
+        assert done.error.code == "program_lost"
+    else:
+        assert "CODEWORD-two" in result.text
+    calls = [event.id for event in events if isinstance(event, ToolCall)]
+    assert len(calls) == 1
+    assert log.read_text() == ("begun\n" if lost else "begun\nended\n")
+    assert [record.seq for record in records] == list(range(1, len(records) + 1))
+
+
+ENDS = {"fake": b'"end"', "claude_code": b'"type":"result"', "codex": b"turn/completed", "pi": b"agent_end"}
+
+
+def said_it_all(program: Program, state_dir: Path) -> bool:
+    """Whether the log of the program's keeper holds the end of its second turn."""
+    (spool,) = state_dir.glob("**/spool")
+    said = b"".join(part.read_bytes() for part in sorted(spool.iterdir()))
+    return said.count(ENDS.get(program.name, b'"stopReason"')) >= 2
 
 
 # ---- much output ----------------------------------------------------------------------------------------------------

@@ -17,10 +17,12 @@ import psutil
 import pytest
 
 import hostler
+from hostler import portal
 from hostler.harness import Done, ModelCall, Notice, Retract, Text, ToolCall, ToolResult
+from hostler.running import Stop
 from hostler.testing.fake_runtime import FakeRuntime
 from hostler.testing.model_server import ModelServer
-from hostler.types.runtime import Launch, LaunchContext
+from hostler.types.runtime import Answer, Interrupt, Launch, LaunchContext
 from hostler.workspace import Watch
 from tests.conftest import processes_of, wait_until
 from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, IN_SOAK, KINDS, OPENCODE, Program, ids
@@ -72,6 +74,17 @@ def test_on_busy(options: dict[str, Any]) -> None:
         next(waiting)
         joined = session.run("CODEWORD", on_busy="steer")
         assert joined.turn_id == waiting.wait().turn_id
+
+
+def test_what_was_meant_for_a_turn_and_came_behind_its_end_is_not_the_next_ones(options: dict[str, Any]) -> None:
+    async def late(session: Any) -> None:
+        session._core._live.hold.program.put_back([Stop("cancelled"), Interrupt(), Answer("gone", True)])
+
+    with hostler.agent_session(FAKE, **options) as session:
+        session.run("one")
+        portal.run(late(session))
+        result = session.run(steps({"text": "two"}))
+        assert (result.stop_reason, result.text) == ("done", "two")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -107,25 +107,16 @@ def test_an_unknown_outcome_is_not_repeated() -> None:
 
 
 def test_fifty_calls_at_once() -> None:
-    at_once, most, lock = 0, 0, threading.Lock()
+    together = threading.Barrier(10)  # nobody comes back before ten have come
 
     def slow(n: int) -> int:
-        nonlocal at_once, most
-        with lock:
-            at_once += 1
-            most = max(most, at_once)
-        time.sleep(0.2)
-        with lock:
-            at_once -= 1
+        together.wait(30)
         return n
 
     async def check() -> None:
         async with client(slow) as c:
-            start = time.monotonic()
             answers = await asyncio.gather(*(c.call("slow", n=n) for n in range(50)))
             assert answers == [(str(n), False) for n in range(50)]
-            assert time.monotonic() - start < 5
-            assert most > 10
 
     asyncio.run(check())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from ..turn import Running, Stop
+from ..running import Running, Stop
 
 _SAID = 5.0  # s in which a program that has called its model has said what belongs before
 _LEAVES = 5.0  # s in which a program that is being interrupted lets go of a call; an answer would be in its history

@@ -17,7 +17,7 @@ from ..types.questions import Answers, settled
 from ..types.runtime import Answer
 
 if TYPE_CHECKING:
-    from ..turn import Running
+    from ..running import Running
     from .live import Call, LiveSession
 
 NOBODY_KNOWS = "The application has no answer to this; go on as you think best."

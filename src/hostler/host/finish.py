@@ -13,6 +13,8 @@ from sqlalchemy import Connection
 
 from ..keeper import KeeperError
 from ..ladder import Place, Stored
+from ..outcome import Outcome, result_of
+from ..running import Running
 from ..store import files as file_queries
 from ..store import journal
 from ..store import trace as trace_queries
@@ -20,7 +22,6 @@ from ..store.inbox import Turn as StoredTurn
 from ..store.journal import Journalled
 from ..store.queries import Lease
 from ..telemetry.keys import Keys
-from ..turn import Outcome, Running, result_of
 from ..types.events import FileChange, Notice, Record
 from ..types.result import FileRef, Persistence, Result
 from ..workspace.artifacts import Collected

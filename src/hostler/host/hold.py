@@ -14,18 +14,19 @@ from sqlalchemy import Row
 from .. import keeper, ladder
 from ..keeper import KeeperError
 from ..ladder import Branch, Launched, Place, Stored
-from ..program import Program
-from ..progress import Progress, advance
+from ..outcome import Outcome
+from ..program import Program, is_prompt
+from ..progress import Item, Progress, advance
+from ..running import Running
 from ..store import journal, queries
 from ..store.journal import Journalled
 from ..store.queries import Lease
 from ..telemetry.keys import Keys
 from ..telemetry.redaction import Masker
-from ..turn import Outcome, Running
 from ..types.errors import HarnessError
 from ..types.events import ModelCall, Notice
 from ..types.result import ErrorInfo
-from ..types.runtime import Ended, Frame, Runtime
+from ..types.runtime import Ended, Prompt, Runtime
 from ..workspace import SessionDirs, native
 from .admission import admitted
 
@@ -97,20 +98,16 @@ class Hold:
             attached = await ladder.attach(stored, place, epoch=lease.epoch, holder=self._host.id, upstream=upstream)
             if attached is not None:
                 self.program, progress = attached
-                mid_turn = recovered and progress.turn == running.turn
+                given = await self.program.was_given(running.turn)
+                mid_turn = recovered and (given or progress.turn == running.turn)
                 if mid_turn or (stays and self.program.usable and self.program.fingerprint == place.fingerprint()):
                     begins = None if mid_turn else branch
                     return await self._stay(lease, self.program, progress, self._arrived("attached"), begins)
                 await self.end()
             else:
                 self._shut(stored.program["token"], stored.program["tool_token"])
-            if (
-                attached is None
-                and recovered
-                and stored.progress
-                and Progress.from_dict(stored.progress).turn == running.turn
-            ):
-                return self._salvage(stored, running, masker_of(place))
+            if attached is None and recovered and (lost := self._salvage(stored, running, place)) is not None:
+                return lost
         launched = await ladder.launch(stored, place, branch)
         try:
             self._open_route(launched.token, launched.tool_token, launched.address.pid, place)
@@ -152,18 +149,28 @@ class Hold:
         )
         self._stored = replace(await self.known(lease), program=program, frame=0, progress=progress, branch=branch)
 
-    def _salvage(self, stored: Stored, running: Running, masker: Masker) -> Outcome:
-        """The end of a turn whose keeper is dead, from the log that it left on disk."""
+    def _salvage(self, stored: Stored, running: Running, place: Place) -> Outcome | None:
+        """The end of a turn whose keeper is dead, from the log that it left on disk; None when the program was not given
+        its prompt."""
         assert stored.program is not None
-        assert stored.progress is not None
-        progress = Progress.from_dict(stored.progress)
-        frames: list[Frame] = keeper.read_spool(stored.program["address"]["dir"], stored.frame)
+        if stored.progress is None:
+            return None
+        progress, masker = Progress.from_dict(stored.progress), masker_of(place)
+        items: list[Item] = [*keeper.read_spool(stored.program["address"]["dir"], stored.frame)]
+        if progress.turn != running.turn:  # the step with the prompt was not stored
+            given = next((n for n, item in enumerate(items) if is_prompt(item, running.turn)), None)
+            if given is None:
+                return None
+            for item in items[:given]:
+                progress = advance(self._runtime.codec, progress, item).progress
+            schema = place.rules.get("output") if place.schema_at == "prompt" else None
+            items = [Prompt(running.turn, "", schema=schema), *items[given:]]
         masker.resume(progress.masking)
         events: list[Journalled] = []
         native_id: str | None = None
         ended: Ended | None = None
-        for frame in frames:
-            step = advance(self._runtime.codec, progress, frame)
+        for item in items:
+            step = advance(self._runtime.codec, progress, item)
             progress, native_id = step.progress, step.native_id or native_id
             events += [shown for event, parent in step.events for shown in masker.events(event, parent)]
             ended = ended or step.end

@@ -17,11 +17,11 @@ from .. import portal
 from ..endpoint import Route, price, route_for
 from ..ladder import Place
 from ..output import Output
+from ..running import Running, Stop
 from ..store import approvals, inbox, queries
 from ..store.inbox import Turn as StoredTurn
 from ..store.queries import Lease
 from ..telemetry.keys import Keys
-from ..turn import Running, Stop
 from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
 from ..types.events import (
     Accepted,

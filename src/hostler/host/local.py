@@ -17,8 +17,8 @@ from sqlalchemy import Row
 
 from .. import portal
 from ..endpoint import Endpoint
+from ..running import Stop
 from ..store import Store, approvals, inbox, queries
-from ..turn import Stop
 from ..types.errors import HarnessError, SessionClosed
 from ..types.places import state_dir
 from ..types.runtime import Answer

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..answer import settle
 from ..ladder import OtherVersion, Place
+from ..outcome import Outcome
 from ..output import held
 from ..progress import Progress
+from ..running import Running, Stop
+from ..steps import Journal
 from ..store import journal
 from ..store.inbox import Turn as StoredTurn
 from ..store.queries import Lease
-from ..turn import Bounds, Journal, Outcome, Running, Stop, run_turn
+from ..turn import Bounds, run_turn
 from ..types.errors import HarnessError, LeaseLost, SandboxError, StoreError
 from ..types.events import Answered, Approval, ModelCall, Record, Started
 from ..types.result import ErrorInfo

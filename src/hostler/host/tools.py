@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy import Connection
 
+from ..progress import HOST_ASKS
+from ..running import Running
 from ..store import tool_calls
 from ..store.queries import Lease
 from ..telemetry.redaction import Masker
-from ..turn import HOST_ASKS, Running
 from ..types.errors import HarnessError
 from ..types.events import Approval, CallbackFailed
 from ..types.questions import QUESTION

@@ -15,11 +15,11 @@ from sqlalchemy import Connection
 from .. import messages as transcripts
 from ..ladder import Branch, Stored
 from ..messages import Append, File, Fork, Message, Seed, Seen
+from ..outcome import Outcome
 from ..progress import text_of
 from ..store import Store, spoken
 from ..store.inbox import Turn as StoredTurn
 from ..store.journal import Journalled
-from ..turn import Outcome
 from ..types.errors import PathError
 from ..types.events import ModelCall, Notice
 from ..types.result import Result
