@@ -87,6 +87,10 @@ class Program:
         for send in sends:
             await self._held.send(send.key, send.data)
 
+    async def was_given(self, turn: str) -> bool:
+        """Whether the program was given the prompt of that turn: by this host or one before it. Raises KeeperError."""
+        return await self._held.was_given(turn)
+
     async def open_turn(self) -> None:
         await self._held.open_turn()
 

@@ -133,6 +133,10 @@ class Held:
             raise ValueError(f"an input of {len(data)} bytes is over the limit of {wire.MAX_INPUT}")
         await self._write(wire.pack(wire.SEND, payload))
 
+    async def was_given(self, key: str) -> bool:
+        """Whether an input with this key was taken for the program, by whichever host; the log may be acknowledged."""
+        return bool((await self._command({"command": "given", "key": key}, _WAIT))["given"])
+
     async def open_turn(self) -> None:
         """A turn begins: what runs now is the program, what comes is the turn's."""
         await self._write(wire.pack(wire.OPEN_TURN))
