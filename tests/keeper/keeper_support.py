@@ -140,14 +140,14 @@ def processes(mark: str) -> set[int]:
 
     found = tree.marked(mark)
     for pid in list(found):
-        found |= tree.below(pid)
+        found |= tree.below(pid).keys()
     return {pid for pid in found if tree.started(pid)}
 
 
 def below(address: KeeperAddress) -> set[int]:
     from hostler.keeper.holder import tree
 
-    return {pid for pid in tree.below(address.pid) if tree.started(pid)}
+    return set(tree.below(address.pid))
 
 
 async def eventually(test: Callable[[], bool], limit: float = 5.0) -> float:

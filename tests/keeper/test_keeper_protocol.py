@@ -29,6 +29,7 @@ from hostler.keeper import (
     read_spool,
     start,
 )
+from hostler.types.runtime import Send
 
 
 def test_round_trip(tmp_path: Path, keep: Starter, guard: str) -> None:
@@ -77,6 +78,20 @@ def test_repeated_key_is_delivered_once(tmp_path: Path, keep: Starter) -> None:
         assert reader.kinds("out") == [b"once", b"end", b"really the end"]
         with pytest.raises(ValueError, match="newline"):
             await held.send("bad", b"a\nb")
+
+    run(work())
+
+
+def test_several_inputs_at_once(tmp_path: Path, keep: Starter) -> None:
+    async def work() -> None:
+        held = await hold(await keep(program(tmp_path)))
+        big = b"x" * 300_000  # more than a socket takes at once
+        await held.send_all([])
+        await held.send_all([Send("1", b"echo one"), Send("2", b"echo " + big), Send("1", b"echo again")])
+        await held.send_all([Send("3", b"echo three")])
+        reader = Reader(held)
+        await reader.out(b"three")
+        assert reader.kinds("out") == [b"one", big, b"three"]
 
     run(work())
 
