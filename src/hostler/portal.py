@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import concurrent.futures
 import contextlib
@@ -51,7 +52,10 @@ class Engine:
 
 
 def _fast_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, on which all work with sockets is cheaper, where there is one."""
+    """uvloop's, on which all work with sockets is cheaper, where there is one, and a thread that it can have to itself:
+    those of gevent and eventlet are not, and only asyncio's loop lets the others run."""
+    if not inspect.isbuiltin(_thread.start_new_thread):
+        return asyncio.new_event_loop()
     try:
         import uvloop  # not before the engine is wanted: it takes long to import
     except ImportError:

@@ -479,6 +479,18 @@ print(type(portal.engine().loop).__module__)"""
     assert done.stdout.split() == ["False", "uvloop"]
 
 
+def test_where_threads_are_made_of_something_else_the_engine_does_not_block_them() -> None:
+    """As gevent and eventlet do, under which a loop of uvloop would stop everything."""
+    look = """
+import _thread
+real = _thread.start_new_thread
+_thread.start_new_thread = lambda *arguments: real(*arguments)
+from hostler import portal
+print(type(portal.engine().loop).__module__)"""
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("asyncio.")
+
+
 def test_twenty_threads_take_turns(options: dict[str, Any]) -> None:
     def work(n: int) -> list[str]:
         with hostler.agent_session(FAKE, **options) as session:
