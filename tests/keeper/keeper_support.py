@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import uvloop
+
 from hostler.keeper import Held, KeeperAddress, KeeperGone, KeeperSpec, attach
 from hostler.types.runtime import Frame
 
@@ -68,7 +70,8 @@ def run(work: Coroutine[Any, Any, T], limit: float = 40) -> T:
             while _held:
                 await _held.pop().detach()
 
-    return asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in the engine
+        return runner.run(bounded())
 
 
 async def hold(
