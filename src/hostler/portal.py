@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import concurrent.futures
 import contextlib
@@ -21,10 +22,10 @@ _CLOSE = 15.0  # s that each step of the end may take
 
 
 class Engine:
-    """The loop that all of hostler's own code runs on."""
+    """A loop in a thread of its own."""
 
-    def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self._started = threading.Event()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
@@ -50,6 +51,18 @@ class Engine:
             self.thread.join(5)
 
 
+def _fast_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, on which all work with sockets is cheaper, where there is one, and a thread that it can have to itself:
+    those of gevent and eventlet are not, and only asyncio's loop lets the others run."""
+    if not inspect.isbuiltin(_thread.start_new_thread):
+        return asyncio.new_event_loop()
+    try:
+        import uvloop  # not before the engine is wanted: it takes long to import
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
 _lock = threading.RLock()
 _engine: Engine | None = None
 _callbacks: Engine | None = None
@@ -58,11 +71,11 @@ _closers: list[Callable[[], Awaitable[None]]] = []
 
 
 def engine() -> Engine:
-    """The engine of this process, started when first needed."""
+    """The loop that all of hostler's own code runs on, started when first needed."""
     global _engine
     with _lock:
         if _engine is None:
-            _engine = Engine("hostler-engine")
+            _engine = Engine("hostler-engine", _fast_loop())
         return _engine
 
 
@@ -183,7 +196,7 @@ def _loop_for(loop: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLo
         return loop
     with _lock:
         if _callbacks is None:
-            _callbacks = Engine("hostler-callbacks")
+            _callbacks = Engine("hostler-callbacks", asyncio.new_event_loop())
         return _callbacks.loop
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,8 +18,10 @@ import psutil
 import pytest
 from endpoint_door import KEY, PATHS, TOKEN, Door, body, door, script
 
+from hostler import portal
 from hostler.endpoint.routes import can_translate
 from hostler.endpoint.translation import Untranslatable, translatable
+from hostler.endpoint.translator import TranslationFailed, Translator
 from hostler.endpoint.wires import PATHS as WIRE_OF
 from hostler.testing.model_server import ModelServer
 from hostler.types.result import Usage
@@ -451,6 +454,21 @@ asyncio.run(main())
     while psutil.pid_exists(pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert not psutil.pid_exists(pid)
+
+
+def test_the_app_keeps_its_own_handler_of_ended_children(tmp_path: Path) -> None:
+    """Although a child was started from the engine's loop."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGCHLD, lambda number, _: seen.append(number))
+    try:
+        translator = Translator(str(tmp_path / "missing"), "", patience=1)
+        with pytest.raises(TranslationFailed):
+            portal.run(translator.start())
+        seen.clear()
+        subprocess.run(["true"], check=True)
+        assert seen
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def _translators() -> set[psutil.Process]:

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import uvloop
+
 from hostler.keeper import Held, KeeperAddress, KeeperGone, KeeperSpec, attach
 from hostler.types.runtime import Frame
 
@@ -68,7 +70,8 @@ def run(work: Coroutine[Any, Any, T], limit: float = 40) -> T:
             while _held:
                 await _held.pop().detach()
 
-    return asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in the engine
+        return runner.run(bounded())
 
 
 async def hold(
@@ -140,14 +143,14 @@ def processes(mark: str) -> set[int]:
 
     found = tree.marked(mark)
     for pid in list(found):
-        found |= tree.descendants(pid)
+        found |= tree.below(pid).keys()
     return {pid for pid in found if tree.started(pid)}
 
 
 def below(address: KeeperAddress) -> set[int]:
     from hostler.keeper.holder import tree
 
-    return {pid for pid in tree.descendants(address.pid) if tree.started(pid)}
+    return set(tree.below(address.pid))
 
 
 async def eventually(test: Callable[[], bool], limit: float = 5.0) -> float:

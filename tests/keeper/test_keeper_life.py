@@ -54,7 +54,7 @@ def test_killed_guardian_takes_everything_along(tmp_path: Path, keep: Starter, g
     async def work() -> None:
         address = await keep(program(tmp_path))
         reader, pids = await grown(address)
-        (init,) = tree._children(address.pid)
+        (init,) = [int(pid) for pid in tree.read(f"/proc/{address.pid}/task/{address.pid}/children").split()]
         os.kill(init, signal.SIGKILL)
         assert (await reader.exit()).data == b"-9"
         await eventually(lambda: gone(pids | {address.pid}))
@@ -139,6 +139,38 @@ def test_sweep_turn_spares_the_program(tmp_path: Path, keep: Starter, guard: str
         assert below(address) == before
         await held.send("after", b"echo alive")
         await reader.out(b"alive")
+
+    run(work())
+
+
+def test_sweep_turn_ends_what_lives_in_its_other_threads(tmp_path: Path, keep: Starter, guard: str) -> None:
+    """A process whose first thread has ended looks like a zombie; what it starts is seen, too."""
+    leave = {"x86_64": 60, "aarch64": 93}[os.uname().machine]  # the system call exit, of one thread
+    headless = f"""
+import ctypes, subprocess, sys, threading, time
+def live():
+    print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+    time.sleep(60)
+threading.Thread(target=live).start()
+ctypes.CDLL(None).syscall({leave}, 0)
+"""
+    code = f"""
+import subprocess, sys
+for line in sys.stdin.buffer:
+    run = [sys.executable, "-I", "-S", "-c", {headless!r}]
+    subprocess.Popen(run, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout.readline()
+    print("started", flush=True)
+"""
+
+    async def work() -> None:
+        address = await keep(program(tmp_path, code))
+        held = await hold(address)
+        await held.open_turn()
+        await held.send("within", b"")
+        await Reader(held).out(b"started")
+        await eventually(lambda: len(below(address)) == 4)  # init, the program, and two of the turn
+        await held.sweep_turn()
+        assert len(below(address)) == 2
 
     run(work())
 
@@ -376,7 +408,7 @@ async def main():
         async for batch in held.batches():
             if any(f.data == b"grown" for f in batch):
                 break
-        pids = tree.descendants(address.pid)
+        pids = tree.below(address.pid)
         readable = os.access(f"/proc/{address.pid}/mem", os.R_OK)
         os.kill(address.pid, 9)
         end = time.monotonic() + 5

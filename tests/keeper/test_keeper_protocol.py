@@ -18,6 +18,7 @@ import pytest
 from keeper_support import PYTHON, Reader, Starter, address_of, eventually, hold, program, run
 
 from hostler.keeper import (
+    PROTOCOL,
     KeeperAddress,
     KeeperError,
     KeeperGone,
@@ -28,6 +29,7 @@ from hostler.keeper import (
     read_spool,
     start,
 )
+from hostler.types.runtime import Send
 
 
 def test_round_trip(tmp_path: Path, keep: Starter, guard: str) -> None:
@@ -76,6 +78,42 @@ def test_repeated_key_is_delivered_once(tmp_path: Path, keep: Starter) -> None:
         assert reader.kinds("out") == [b"once", b"end", b"really the end"]
         with pytest.raises(ValueError, match="newline"):
             await held.send("bad", b"a\nb")
+
+    run(work())
+
+
+def test_several_inputs_at_once(tmp_path: Path, keep: Starter) -> None:
+    async def work() -> None:
+        held = await hold(await keep(program(tmp_path)))
+        big = b"x" * 300_000  # more than a socket takes at once
+        await held.send_all([])
+        await held.send_all([Send("1", b"echo one"), Send("2", b"echo " + big), Send("1", b"echo again")])
+        await held.send_all([Send("3", b"echo three")])
+        reader = Reader(held)
+        await reader.out(b"three")
+        assert reader.kinds("out") == [b"one", big, b"three"]
+
+    run(work())
+
+
+def test_whether_a_key_was_given(tmp_path: Path, keep: Starter) -> None:
+    async def work() -> None:
+        address = await keep(program(tmp_path))
+        held = await hold(address)
+        assert not await held.was_given("turn")
+        await held.send("turn", b"echo prompt")
+        assert await held.was_given("turn")  # what was sent before is taken before
+        frame = await Reader(held).out(b"prompt")
+        await held.ack(frame.no, turn_done=True)
+        await held.detach()
+        later = await hold(address, epoch=2, holder="other", after=frame.no)
+        assert await later.was_given("turn")
+        assert not await later.was_given("turn:again")
+        with pytest.raises(KeeperReplaced):
+            await held.was_given("turn")
+        await later.end()
+        with pytest.raises(KeeperGone):
+            await later.was_given("turn")
 
     run(work())
 
@@ -285,7 +323,7 @@ def test_refusals(tmp_path: Path, keep: Starter, monkeypatch: pytest.MonkeyPatch
         assert refused.value.reason == "gap"
         with monkeypatch.context() as patch:
             patch.setattr("hostler.keeper.holder.frames.PROTOCOL", 99)
-            with pytest.raises(KeeperRefused, match="protocol 1") as refused:
+            with pytest.raises(KeeperRefused, match=f"protocol {PROTOCOL}") as refused:
                 await hold(address)
         assert refused.value.reason == "protocol"
         held = await hold(address)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import socket
 import struct
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import pytest
 
 from hostler import OptionsMismatch, SandboxError, sandbox
 from hostler.sandboxes import choice
-from hostler.sandboxes.docker import box, daemon, programs
+from hostler.sandboxes.docker import box, daemon, look, programs
 from hostler.sandboxes.docker.bridge.engine import ERR, OUT, Engine, EngineError, Stream
 from hostler.types.sandbox import Folders
 from hostler.workspace import SessionDirs
@@ -139,6 +141,24 @@ def test_streams_of_an_engine() -> None:
         assert stream.read() == []
         theirs.close()
         assert stream.read() is None
+
+
+def test_a_look_from_an_app_with_very_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than select() can bear."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, limits[1]))
+    ours, theirs = socket.socketpair()
+    high = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 1500)
+    ours.close()
+    monkeypatch.setattr(Engine, "start", lambda *_: ("id", Stream(socket.socket(fileno=high), b"")))
+    monkeypatch.setattr(Engine, "call", lambda *_: {"ExitCode": 3})
+    try:
+        with theirs:
+            theirs.send(struct.pack(">BxxxI", OUT, 4) + b"said")
+            theirs.shutdown(socket.SHUT_WR)
+            assert look._run(Engine(""), "container", ["true"], "") == (3, "said")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_an_engine_that_is_not_there(engine: str) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -456,6 +457,61 @@ def test_scripts_end_without_a_warning_or_a_process(name: str, models: ModelServ
     assert done.returncode == 0
     assert "end" in done.stdout
     assert wait_until(lambda: not processes_of(state_dir), 5)
+
+
+def test_an_app_with_very_many_open_files_runs_turns(models: ModelServer, state_dir: Path) -> None:
+    """More than select() can bear."""
+    body = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+with hostler.agent_session(FAKE, **options) as s:
+    print(s.run('hi').stop_reason, s.run('again').stop_reason)
+for file in files:
+    os.close(file)"""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", SCRIPT.format(body=body), models.url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "HOSTLER_STATE_DIR": str(state_dir)},
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert "done done" in done.stdout
+    assert wait_until(lambda: not processes_of(state_dir), 5)
+
+
+def test_the_engine_runs_on_uvloop_which_the_import_does_not_wait_for() -> None:
+    look = """
+import sys, hostler
+from hostler import portal
+print("uvloop" in sys.modules)
+print(type(portal.engine().loop).__module__)"""
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "uvloop"]
+
+
+def test_where_threads_are_made_of_something_else_the_engine_does_not_block_them() -> None:
+    """As gevent and eventlet do, under which a loop of uvloop would stop everything."""
+    look = """
+import _thread
+real = _thread.start_new_thread
+_thread.start_new_thread = lambda *arguments: real(*arguments)
+from hostler import portal
+print(type(portal.engine().loop).__module__)"""
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("asyncio.")
+
+
+def test_twenty_threads_take_turns(options: dict[str, Any]) -> None:
+    def work(n: int) -> list[str]:
+        with hostler.agent_session(FAKE, **options) as session:
+            return [session.run(json.dumps([{"text": f"{n}.{m}"}])).text for m in range(3)]
+
+    with ThreadPoolExecutor(20) as pool:
+        said = list(pool.map(work, range(20)))
+    assert said == [[f"{n}.{m}" for m in range(3)] for n in range(20)]
 
 
 def test_a_sync_call_on_the_engine_thread_raises(options: dict[str, Any]) -> None:

@@ -28,9 +28,8 @@ class Found:
 def running() -> list[Found]:
     """All keepers of this user. Those in other containers are not ours to judge: their folders are elsewhere."""
     found: dict[tuple[str, str], list[int]] = {}
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            pid = int(name)
+    for pid in tree.pids():
+        with contextlib.suppress(LookupError, ValueError):
             argv = _read(pid, "cmdline").split("\0")
             if len(argv) == _ARGUMENTS + 1 and argv[5].endswith(_PLACE) and _is_ours(pid):
                 found.setdefault((argv[6], argv[9]), []).append(pid)
@@ -55,8 +54,8 @@ def remains(mark: str) -> int:
 def size(pid: int) -> int:
     """Resident bytes of a process and all below it."""
     total = 0
-    for one in (pid, *tree.descendants(pid)):
-        with contextlib.suppress(OSError, ValueError):
+    for one in (pid, *tree.below(pid)):
+        with contextlib.suppress(LookupError, ValueError):
             total += int(_read(one, "statm").split()[1])
     return total * os.sysconf("SC_PAGE_SIZE")
 
@@ -75,5 +74,4 @@ def _is_ours(pid: int) -> bool:
 
 
 def _read(pid: int, name: str) -> str:
-    with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="surrogateescape") as file:
-        return file.read()
+    return tree.read(f"/proc/{pid}/{name}").decode(errors="surrogateescape")

@@ -7,10 +7,10 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
-from ..types.runtime import Frame
+from ..types.runtime import Frame, Send
 from .address import Hello, KeeperAddress
 from .errors import KeeperError, KeeperGone, KeeperRefused, KeeperReplaced
 from .frames import DEFAULT_LINE_LIMIT, Joiner
@@ -18,6 +18,7 @@ from .holder import frames as wire
 from .launch import alive, destroy
 
 _BATCH = 1 << 18
+_UNSENT = 1 << 16  # bytes that may wait for the keeper to take them
 _WAIT = 5.0
 _SWEEP = 2.0
 _MAX_GRACE = 2.0
@@ -126,12 +127,16 @@ class Held:
 
     async def send(self, key: str, data: bytes) -> None:
         """One line for the program's stdin, without its newline. A key that was delivered before is dropped."""
-        if b"\n" in data:
-            raise ValueError("an input is one line: it may not contain a newline")
-        payload = wire.pack_input(key, data)
-        if len(payload) > wire.MAX_INPUT:
-            raise ValueError(f"an input of {len(data)} bytes is over the limit of {wire.MAX_INPUT}")
-        await self._write(wire.pack(wire.SEND, payload))
+        await self.send_all([Send(key, data)])
+
+    async def send_all(self, sends: Iterable[Send]) -> None:
+        """Several, in one go."""
+        if frames := [_input(send) for send in sends]:
+            await self._write(b"".join(frames))
+
+    async def was_given(self, key: str) -> bool:
+        """Whether an input with this key was taken for the program, by whichever host; the log may be acknowledged."""
+        return bool((await self._command({"command": "given", "key": key}, _WAIT))["given"])
 
     async def open_turn(self) -> None:
         """A turn begins: what runs now is the program, what comes is the turn's."""
@@ -176,15 +181,16 @@ class Held:
         await _destroyed(self.address)
         await self.detach()
 
-    async def _write(self, frame: bytes) -> None:
+    async def _write(self, frames: bytes) -> None:
         if self._left:
             raise KeeperError("this host has detached from the keeper")
         try:
             if self._writer.is_closing():
                 raise ConnectionError
-            self._writer.write(frame)
-            async with asyncio.timeout(_WAIT):
-                await self._writer.drain()
+            self._writer.write(frames)
+            if self._writer.is_closing() or self._writer.transport.get_write_buffer_size() > _UNSENT:
+                async with asyncio.timeout(_WAIT):
+                    await self._writer.drain()
         except TimeoutError:
             raise KeeperGone(f"the keeper of run {self.address.mark} takes nothing for {_WAIT:g} s") from None
         except OSError:
@@ -217,6 +223,15 @@ class Held:
         return KeeperReplaced(
             f"another host has taken over run {self.address.mark} (ours was epoch {self.hello.epoch})"
         )
+
+
+def _input(send: Send) -> bytes:
+    if b"\n" in send.data:
+        raise ValueError("an input is one line: it may not contain a newline")
+    payload = wire.pack_input(send.key, send.data)
+    if len(payload) > wire.MAX_INPUT:
+        raise ValueError(f"an input of {len(send.data)} bytes is over the limit of {wire.MAX_INPUT}")
+    return wire.pack(wire.SEND, payload)
 
 
 class _Batches(AsyncIterator[list[Frame]]):

@@ -165,14 +165,15 @@ def stale_sockets(folder: str, older: float = _STALE) -> list[str]:
 
 def alive(address: KeeperAddress) -> bool:
     """Whether that very keeper process still runs."""
-    if not os.path.exists(f"/proc/{address.pid}"):
+    start = tree.started(address.pid)
+    if not start and not os.path.exists(f"/proc/{address.pid}"):
         # Where /proc is mounted with hidepid, a process that nobody may read is not shown at all.
         try:
             os.kill(address.pid, 0)
         except OSError:
             return False
         return True
-    return tree.started(address.pid) == address.start
+    return start == address.start
 
 
 def sweep(mark: str) -> int:

@@ -355,7 +355,9 @@ def attempt(name: str, bait: Bait) -> tuple[bool, str]:
     os.close(writer)
     deadline = time.monotonic() + _SECONDS
     said = b""
-    while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    talk = select.poll()
+    talk.register(reader, select.POLLIN)
+    while talk.poll(1000 * max(0.0, deadline - time.monotonic())):
         if not (more := os.read(reader, 4096)):
             break
         said += more

@@ -158,13 +158,15 @@ class Client:
 
     def flush(self, limit: float) -> None:
         """Last words before the keeper ends: wait a little for the host to take them."""
+        room = select.poll()
+        room.register(self._sock, select.POLLOUT)
         deadline = time.monotonic() + limit
         while (left := deadline - time.monotonic()) > 0:
             try:
                 if self.cursor.send(self._sock.fileno(), _CHUNK):
                     return
             except BlockingIOError:
-                select.select([], [self._sock], [], left)
+                room.poll(1000 * left)
             except OSError:
                 return
 

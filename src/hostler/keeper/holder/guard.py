@@ -85,7 +85,7 @@ class Guard:
     def signal(self, number: int, stdin: int | None = None) -> None:
         """To the program. The caller knows that it has not ended. Where the program that was started only encloses
         another one, that is meant: whatever below it reads the same ``stdin`` (an inode)."""
-        enclosed = {pid for pid in tree.descendants(self.program) if stdin is not None and tree.reads(pid, stdin)}
+        enclosed = {pid for pid in tree.below(self.program) if stdin is not None and tree.reads(pid, stdin)}
         tree.send(enclosed or [self.program], number)
 
     def open_turn(self) -> None:
@@ -97,16 +97,16 @@ class Guard:
         if self._far is not None:
             self._far.sweep_turn(limit)
 
-    def processes(self) -> set[int]:
-        """Everything that runs below init."""
-        return tree.descendants(self.pid)
+    def processes(self) -> dict[int, str]:
+        """Everything that runs below init, and when each has started."""
+        return tree.below(self.pid)
 
     def destroy(self, mark: str) -> None:
         """Nothing of the program's tree is left after this."""
         if self._far is not None:
             self._far.end(_FAR)
         if self.kind == GUARDIAN:
-            tree.kill_all(lambda: (self.processes() | tree.marked(mark)) - {self.pid}, 2.0)
+            tree.kill_all(lambda: (self.processes().keys() | tree.marked(mark)) - {self.pid}, 2.0)
         tree.send([self.pid], signal.SIGKILL)
         deadline = time.monotonic() + 3.0
         while self.pid not in [pid for pid, _ in tree.reap()] and tree.started(self.pid):
@@ -114,7 +114,7 @@ class Guard:
                 log("the init process does not end")
                 break
             time.sleep(0.002)
-        tree.kill_all(lambda: tree.descendants(os.getpid()) | tree.marked(mark), 1.0, reaping=True)
+        tree.kill_all(lambda: tree.below(os.getpid()).keys() | tree.marked(mark), 1.0, reaping=True)
 
     def _receive(self) -> tuple[dict[str, Any], int, list[int]]:
         """A message, the pid of its sender, and the descriptors that came with it."""

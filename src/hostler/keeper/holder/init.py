@@ -96,7 +96,7 @@ def serve(control: socket.socket, *, namespace: bool, mark: str) -> NoReturn:
         _tell(control, {"failed": str(error)})
     if not namespace:
         # The keeper is gone, however it went. Its orphans have come to us.
-        tree.kill_all(lambda: tree.descendants(os.getpid()) | tree.marked(mark), 4.0, reaping=True)
+        tree.kill_all(lambda: tree.below(os.getpid()).keys() | tree.marked(mark), 4.0, reaping=True)
     os._exit(0)
 
 

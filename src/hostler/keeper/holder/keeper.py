@@ -15,7 +15,7 @@ from .loop import READ, Loop, Timer, log, log_exception
 from .model import ModelAddress
 from .program import Lines, Program
 from .spool import Entry, Spool
-from .tree import descendants, kill_all, reads, started
+from .tree import below, kill_all, reads
 
 TYPE_CHECKING = False  # the module typing takes long to import
 if TYPE_CHECKING:
@@ -90,12 +90,11 @@ class Keeper:
         if self._pending:
             done = self._spool.put([entry for entry, _ in self._pending])
             stalled = done < len(self._pending)
-            after = [self._pending.popleft()[1] for _ in range(done)]
+            for then in [self._pending.popleft()[1] for _ in range(done)]:
+                if then is not None:
+                    then()  # the program comes first: the host already knows what it has said
             if self._client is not None:
                 self._client.pump()
-            for then in after:
-                if then is not None:
-                    then()
         try:
             self._program.spill()
         except OSError:
@@ -127,6 +126,9 @@ class Keeper:
             raise Refusal("stale", epoch=self._epoch)
         if command == "probe":
             visitor.say(frames.DONE, {"attached": self._client is not None})
+            return visitor.leave()
+        if command == "given":
+            visitor.say(frames.DONE, {"given": str(request["key"]) in self._keys})
             return visitor.leave()
         if epoch > self._epoch:
             self._put_out()
@@ -210,11 +212,7 @@ class Keeper:
     def _open_turn(self) -> None:
         self._turn_open = True
         self._guard.open_turn()
-        self._spared = set()
-        self._spare(self._guard.processes())
-
-    def _spare(self, pids: Iterable[int]) -> None:
-        self._spared |= {(pid, start) for pid in pids if (start := started(pid))}
+        self._spared = set(self._guard.processes().items())
 
     def _on_first_word(self) -> None:
         """The program is up. If the turn was opened before that, it is known by its stdin, and what encloses it by
@@ -223,16 +221,13 @@ class Keeper:
             stdin = self._program.stdin_inode
             processes = self._guard.processes()
             readers = {pid for pid in processes if reads(pid, stdin)}
-            self._spare(pid for pid in processes if pid in readers or readers & descendants(pid))
+            self._spared |= {one for one in processes.items() if one[0] in readers or readers & below(one[0]).keys()}
 
     def _sweep_turn(self) -> None:
         """End what the turn has started; the program and what ran beside it before stay."""
-        program = self._guard.program
 
         def find() -> set[int]:
-            return {
-                pid for pid in self._guard.processes() if pid != program and (pid, started(pid)) not in self._spared
-            }
+            return {pid for pid, _ in self._guard.processes().items() - self._spared if pid != self._guard.program}
 
         self._guard.sweep_turn(_SWEEP)
         kill_all(find, _SWEEP)
