@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,117 @@ def test_a_failed_job_undoes_only_itself(tmp_path: Path) -> None:
             with pytest.raises(SessionBusy):
                 await store.write(half)
             assert {r.key for r in await store.read(queries.list_sessions)} == keys
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def held_up(store: Store) -> AsyncIterator[None]:
+    """Nothing that is queued in here begins before the end."""
+    begun, go = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait(conn: Any) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        go.wait(30)
+
+    waiting = store.write(wait)
+    await begun.wait()
+    yield
+    go.set()
+    await waiting
+
+
+def stop(conn: Any) -> None:
+    raise StopIteration("no more")
+
+
+def test_a_job_that_raises_stop_iteration_leaves_nobody_waiting(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as store:
+            async with held_up(store):
+                jobs = [store.write(job) for job in (new_session, stop, queries.all_keys)]
+            before, stopped, behind = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 10)
+            assert (before.key, behind) == ("k", ["k"])
+            assert isinstance(stopped, RuntimeError)
+            assert "no more" in str(stopped)
+            with pytest.raises(RuntimeError, match="no more"):
+                await asyncio.wait_for(store.read(stop), 10)
+            assert await store.read(queries.all_keys) == ["k"]
+
+    asyncio.run(main())
+
+
+def test_a_job_that_nobody_waits_for_is_skipped_unless_it_has_begun(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as store:
+            async with held_up(store):
+                left, kept = store.write(lambda c: new_session(c, "left")), store.write(new_session)
+                left.cancel()
+            await kept
+            assert await store.read(queries.all_keys) == ["k"]
+
+    asyncio.run(main())
+
+
+def test_who_waits_is_woken_once_for_a_whole_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as store:
+            loop, woken = asyncio.get_running_loop(), []
+            wake = loop.call_soon_threadsafe
+            async with held_up(store):
+                jobs = [store.write(lambda c, n=n: new_session(c, f"{n}")) for n in range(20)]
+                monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: woken.append(call) or wake(*call))
+            assert len({row.id for row in await asyncio.gather(*jobs)}) == 20
+            assert len(woken) == 2  # for the job that held them up, and for them
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_closed_meanwhile_breaks_nothing(tmp_path: Path) -> None:
+    store, go = Store.open(str(tmp_path / "store.db")), threading.Event()
+
+    async def leave() -> list[asyncio.Future[Any]]:
+        return [store.write(lambda c: go.wait(30)), store.read(lambda c: go.wait(30)), store.write(new_session)]
+
+    async def come() -> list[str]:
+        await asyncio.wait_for(store.write(lambda c: None), 10)
+        return await asyncio.wait_for(store.read(queries.all_keys), 10)
+
+    loop = asyncio.new_event_loop()
+    left = loop.run_until_complete(leave())
+    loop.close()
+    go.set()
+    assert asyncio.run(come()) == ["k"]
+    assert not any(future.done() for future in left)
+    store.close()
+
+
+def test_a_store_that_somebody_else_keeps_locked_is_a_store_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hostler.store.store._BUSY_MS", 50)
+    fresh, path = tmp_path / "fresh.db", tmp_path / "store.db"
+    with closing(sqlite3.connect(fresh, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="locked"):
+            Store.open(str(fresh))
+        other.execute("COMMIT")
+
+    async def main() -> None:
+        async with opened(tmp_path) as store:
+            with closing(sqlite3.connect(path, isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                for durable in (False, True):
+                    jobs = [store.write(lambda c, n=n: new_session(c, f"{n}"), durable=durable) for n in range(3)]
+                    for outcome in await asyncio.gather(*jobs, return_exceptions=True):
+                        assert isinstance(outcome, StoreError)
+                        assert "locked" in str(outcome)
+                assert await store.read(queries.all_keys) == []
+                with pytest.raises(StoreError, match="locked"):
+                    Store.open(str(path))
+                other.execute("COMMIT")
+            assert (await store.write(new_session, durable=True)).key == "k"
 
     asyncio.run(main())
 

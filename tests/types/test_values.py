@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -178,6 +179,48 @@ EVENTS: list[ev.Event] = [
 @pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
 def test_events_survive_json(event: ev.Event) -> None:
     assert ev.event_from_dict(json.loads(json.dumps(ev.event_to_dict(event)))) == event
+
+
+def as_journalled_before(event: ev.Event) -> str:
+    form = {"type": ev._BY_TYPE[type(event)]}
+    form |= {f.name: plain(getattr(event, f.name)) for f in fields(event) if f.name != "answer"}
+    return json.dumps(form, ensure_ascii=True, separators=(",", ":"), default=repr)
+
+
+def plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
+def test_events_are_journalled_as_ever(event: ev.Event) -> None:
+    assert ev.event_to_json(event) == as_journalled_before(event)
+
+
+# Any text, with halves of surrogate pairs; numbers of any size; keys that JSON makes strings of; what is no JSON at all.
+TEXTS = st.text(st.characters(exclude_categories=()))
+LEAVES = st.none() | st.booleans() | st.integers() | st.integers(2**63 - 2, 2**65) | st.floats() | TEXTS | st.uuids()
+KEYS = TEXTS | st.integers() | st.floats() | st.booleans() | st.none()
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(TEXTS, VALUES)
+def test_whatever_an_event_holds_is_journalled_as_ever(text: str, value: Any) -> None:
+    """Text for text, so that old and new rows of a journal are read alike: integers beyond 64 bits, NaN, lone surrogates."""
+    for event in (
+        ev.Text(text, text),
+        ev.ToolCall(text, text, text, value, parent=text),
+        ev.Approval(text, text, value, value),
+        ev.Accepted(value, text),
+        ev.FileStaged(FileRef(text, 1, None, text), text, value),
+        ev.Done(Result(text, output=value, persistence=Persistence("failed", ({"path": value},)), warnings=(text,))),
+    ):
+        written = ev.event_to_json(event)
+        assert written == as_journalled_before(event)
+        assert repr(json.loads(written)) == repr(json.loads(json.dumps(ev.event_to_dict(event), default=repr)))
 
 
 def test_every_event_is_tested_above() -> None:

@@ -122,12 +122,14 @@ async def _look(live: LiveSession, ending: Ending) -> Left:
         changes = live.watch.changes()
         return changes, live.hold.save_turn(ending.stored, ending.outcome), not live.vault.empty()
 
-    keeping = live.host.store.read(lambda conn: file_queries.kept(conn, live.id))
+    marking = live.host.store.read(lambda conn: file_queries.marked(conn, live.id))
     changes, native, results = await asyncio.to_thread(look)
-    marked, kept = await keeping
+    marked = await marking
     collected = Collected()
+    kept: Mapping[str, str] = {}
     if marked or results:
         collected = await asyncio.to_thread(live.vault.collect, marked, live.host.settings.artifact_limit)
+        kept = await live.host.store.read(lambda conn: file_queries.kept(conn, live.id))
     return Left(changes, native, collected, kept, live.watch.complete)
 
 

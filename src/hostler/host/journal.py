@@ -42,7 +42,7 @@ class Follower:
         if records[0].seq > self._last + 1 or len(self._ready) > _KEEP:
             self._live = False
             return
-        self._ready.extend(r for r in records if r.seq > self._last)
+        self._ready += records[max(0, self._last + 1 - records[0].seq) :]  # their numbers have no gaps
         self._last = records[-1].seq
 
     async def batch(self) -> list[Record]:
@@ -105,7 +105,7 @@ class Journal:
         self._followers: dict[int, set[Follower]] = {}
 
     def follow(self, session: int, after: int, turn: str | None = None, *, current: bool = False) -> Follower:
-        """``current``: record ``after`` was published just now, so nothing need be looked up."""
+        """``current``: what follows record ``after`` is published from now on, so nothing need be looked up."""
         follower = Follower(self, session, after, turn, current=current)
         self._followers.setdefault(session, set()).add(follower)
         return follower

@@ -111,10 +111,17 @@ class LiveSession:
 
     # ---- in ---------------------------------------------------------------------------------------------------------
 
-    def listen(self, callback: Callable[[Any], Any], turn: StoredTurn, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Have ``callback`` called with each Record of the turn. It reads the journal on its own, so that one that
-        raises or blocks never holds the turn up."""
-        follower = self.host.journal.follow(self.id, turn.first - 1, turn.id)
+    def listen(
+        self,
+        callback: Callable[[Any], Any],
+        turn: StoredTurn,
+        loop: asyncio.AbstractEventLoop | None,
+        *,
+        current: bool = False,
+    ) -> None:
+        """Have ``callback`` called with each Record of the turn; ``current``: they are published from now on. It reads the
+        journal on its own, so that one that raises or blocks never holds the turn up."""
+        follower = self.host.journal.follow(self.id, turn.first - 1, turn.id, current=current)
 
         async def tell() -> None:
             while records := await follower.batch():
@@ -189,9 +196,9 @@ class LiveSession:
             self._calls.pop(id, None)
             if turn.status in queries.OPEN:  # it may be another process's to run, as long as that lives
                 self._joined[id] = call
-        self.host.journal.publish(self.id, records)
         if (on_event := call.on_event or self.options.on_event) is not None:
-            self.listen(on_event, turn, call.loop)
+            self.listen(on_event, turn, call.loop, current=bool(records))
+        self.host.journal.publish(self.id, records)
         if lease is not None:
             self._granted = (turn, lease)
         self.serve()

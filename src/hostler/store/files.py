@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 from ..types.events import FileMoved, FileRemoved, FileStaged, Record
 from ..types.result import FileRef
 from . import journal, queries
+from .prepared import Prepared
 from .schema import artifacts, sessions, turns
 
 _NOTICES = 1000  # files that wait to be told; beyond that the oldest are not
@@ -75,16 +76,20 @@ def forget_notices(conn: Connection, session: int, before: int) -> None:
         conn.execute(update(sessions).where(sessions.c.id == session).values(notices=left))
 
 
-# Made once: making a statement costs more than running it.
-_MARKED = select(sessions.c.marked).where(sessions.c.id == bindparam("s"))
+_MARKED = Prepared(select(sessions.c.marked).where(sessions.c.id == bindparam("s")))
 _NEWEST = select(func.max(artifacts.c.number)).where(artifacts.c.session == bindparam("s")).group_by(artifacts.c.path)
-_KEPT = select(artifacts.c.path, artifacts.c.sha256).where(artifacts.c.number.in_(_NEWEST))
+_KEPT = Prepared(select(artifacts.c.path, artifacts.c.sha256).where(artifacts.c.number.in_(_NEWEST)))
 
 
-def kept(conn: Connection, session: int) -> tuple[Mapping[str, str | None], Mapping[str, str]]:
-    """The staged files that are artifacts, with their media types; and of each artifact's path the newest SHA-256."""
-    marked = conn.execute(_MARKED, {"s": session}).scalar_one()
-    return marked, {row.path: row.sha256 for row in conn.execute(_KEPT, {"s": session})}
+def marked(conn: Connection, session: int) -> Mapping[str, str | None]:
+    """The staged files that are artifacts, with their media types."""
+    row = _MARKED.first(conn, s=session)
+    return {} if row is None else row.marked
+
+
+def kept(conn: Connection, session: int) -> Mapping[str, str]:
+    """Of each artifact's path the newest SHA-256."""
+    return {row.path: row.sha256 for row in _KEPT.all(conn, s=session)}
 
 
 def keep(conn: Connection, session: int, turn: str, files: Sequence[FileRef]) -> None:

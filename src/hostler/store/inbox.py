@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, literal, select, update
 
-from ..types.errors import OptionsMismatch, SessionBusy
+from ..types.errors import OptionsMismatch, SessionBusy, SessionLost
 from ..types.events import Accepted, Record
 from .journal import write_records
-from .queries import OPEN, IsDead, Lease, claim, claimable, get_session, is_gone
+from .prepared import Prepared
+from .queries import DELETED, IS_OPEN, OPEN, IsDead, Lease, claim, claimable, get_session, is_gone, take
 from .schema import sessions, turns
 
 NOBODY = ""  # the owner of a turn whose host has left
@@ -36,16 +37,25 @@ class Turn:
     notices: tuple[dict[str, Any], ...] = ()
 
 
-def _turn(row: Row[Any], session: Row[Any]) -> Turn:
+def _turn(row: Any, session: Any) -> Turn:
     notices = tuple(notice for notice in session.notices if notice["seq"] < row.first)
     return Turn(
         row.id, row.session, session.key, row.owner, row.status, row.first, row.input, row.stop, row.result, notices
     )
 
 
-_WAITING = select(func.count()).select_from(turns).where(turns.c.session == bindparam("s"), turns.c.status.in_(OPEN))
-_INSERT_TURN = insert(turns)
-_ACCEPTED = (
+_WAITING = select(func.count()).where(turns.c.session == sessions.c.id, IS_OPEN).scalar_subquery()
+_LEASE = tuple(sessions.c[name] for name in ("key", "holder", "epoch", "busy", "notices"))
+_BEFORE = Prepared(
+    select(
+        *_LEASE,
+        sessions.c.seq,
+        _WAITING.label("waiting"),
+        select(turns.c.id).where(turns.c.id == bindparam("t")).exists().label("known"),
+    ).where(sessions.c.id == bindparam("s"))
+)
+_INSERT_TURN = Prepared(insert(turns), ("id", "session", "owner", "status", "accepted", "first", "input"))
+_ACCEPTED = Prepared(
     update(sessions)
     .where(sessions.c.id == bindparam("s"))
     .values(**{name: bindparam(name + "_") for name in ("seq", "updated", "holder", "epoch", "busy")})
@@ -65,31 +75,31 @@ def accept(
     now: float,
 ) -> tuple[Turn, Lease | None, list[Record]]:
     """Put an input into the inbox; when nothing is before it and the lease is free, it is claimed in the same step."""
-    row = get_session(conn, session)
-    if (known := get_turn(conn, turn)) is not None:  # the same run_id again
+    row = _BEFORE.first(conn, s=session, t=turn)
+    if row is None:
+        raise SessionLost(DELETED)
+    if row.known and (known := get_turn(conn, turn)) is not None:  # the same run_id again
         if known.session != session or (known.input != input and digest(known.input) != digest(input)):
             raise OptionsMismatch(f"This run_id was used for something else in session {known.key!r}.")
         return known, None, []
-    waiting = conn.execute(_WAITING, {"s": session}).scalar_one()
-    if reject_busy and (waiting or row.busy):
-        raise SessionBusy(f"Session {row.key!r} runs a turn already ({waiting} accepted). Try again when it is done.")
-    lease = claimable(conn, row, host, is_dead) if not waiting else None
-    conn.execute(
-        _INSERT_TURN,
-        {
-            "id": turn,
-            "session": session,
-            "owner": host,
-            "status": "running" if lease else "queued",
-            "accepted": now,
-            "first": row.seq + 1,
-            "input": input,
-        },
+    if reject_busy and (row.waiting or row.busy):
+        raise SessionBusy(
+            f"Session {row.key!r} runs a turn already ({row.waiting} accepted). Try again when it is done."
+        )
+    lease = claimable(conn, session, row, host, is_dead) if not row.waiting else None
+    _INSERT_TURN.run(
+        conn,
+        id=turn,
+        session=session,
+        owner=host,
+        status="running" if lease else "queued",
+        accepted=now,
+        first=row.seq + 1,
+        input=input,
     )
     written = write_records(conn, row.key, session, row.seq, turn, [(accepted, None)], now)
     holder, epoch, busy = (lease.holder, lease.epoch, True) if lease else (row.holder, row.epoch, row.busy)
-    values = {"seq_": row.seq + 1, "updated_": now, "holder_": holder, "epoch_": epoch, "busy_": busy}
-    conn.execute(_ACCEPTED, {"s": session, **values})
+    _ACCEPTED.run(conn, s=session, seq_=row.seq + 1, updated_=now, holder_=holder, epoch_=epoch, busy_=busy)
     begun = Turn(turn, session, row.key, host, "queued", row.seq + 1, input, None, None, tuple(row.notices))
     return begun, lease, written
 
@@ -102,20 +112,29 @@ def digest(input: dict[str, Any]) -> dict[str, Any]:
     return {"sha256": input.get("call") or hashlib.sha256(json.dumps(input, sort_keys=True).encode()).hexdigest()}
 
 
+_HEAD = Prepared(
+    select(turns, *_LEASE)
+    .join_from(turns, sessions, turns.c.session == sessions.c.id)
+    .where(turns.c.session == bindparam("s"), IS_OPEN)
+    .order_by(turns.c.position)
+    .limit(literal(1))
+)
+_BEGUN = Prepared(update(turns).where(turns.c.id == bindparam("t")).values(status="running"))
+
+
 def next_turn(conn: Connection, session: int, host: str, is_dead: IsDead) -> tuple[Turn, Lease | None] | None:
     """The turn at the head of the inbox, with the lease if it is this host's to run now (its own, or a dead owner's)."""
-    row = conn.execute(
-        select(turns).where(turns.c.session == session, turns.c.status.in_(OPEN)).order_by(turns.c.position).limit(1)
-    ).first()
+    row = _HEAD.first(conn, s=session)
     if row is None:
         return None
-    held = get_session(conn, session)
+    turn = _turn(row, row)
     if row.owner != host and not is_gone(conn, row.owner, is_dead):
-        return _turn(row, held), None
-    lease = claim(conn, session, host, is_dead)
+        return turn, None
+    lease = claimable(conn, session, row, host, is_dead)
     if lease:
-        conn.execute(update(turns).where(turns.c.id == row.id).values(status="running"))
-    return _turn(row, held), lease  # the status as it was: "running" means that it must be recovered
+        take(conn, lease)
+        _BEGUN.run(conn, t=turn.id)
+    return turn, lease  # the status as it was: "running" means that it must be recovered
 
 
 _GET_TURN = select(turns).where(turns.c.id == bindparam("t"))

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import JSON, Connection, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Integer, bindparam, func, insert, select, update
 
-from ..types.errors import LeaseLost
-from ..types.events import Done, Event, Record, event_from_dict, event_to_dict, result_to_dict
+from ..types.errors import LeaseLost, SessionLost
+from ..types.events import Done, Event, Record, dump, event_from_dict, event_to_json, result_to_dict
 from ..types.result import Result, Usage
-from .queries import Lease, get_session, held, of
+from .prepared import Prepared
+from .queries import DELETED, Lease, check_held, held, of
 from .schema import records, sessions, turns
 
 Journalled = tuple[Event, str | None]  # an event and its parent
@@ -46,12 +47,27 @@ def append(
     """One step of a turn: what happened, how far the program's log was read, and what is open."""
     values: dict[str, Any] = {"frame": frame, "progress": progress, "updated": now}
     if native_id is not None:
-        values |= _named(conn, lease, native_id)
+        values |= _named(_sums(conn, lease), native_id)
     return _advance(conn, lease, turn, events, values, now)
 
 
-def _named(conn: Connection, lease: Lease, native_id: str) -> dict[str, Any]:
-    row = held(conn, lease)
+_SUMS = Prepared(
+    select(
+        *(sessions.c[name] for name in ("epoch", "holder", "usage", "cost", "unpriced", "finished")),
+        sessions.c.branch,
+        sessions.c.native_ids,
+    ).where(sessions.c.id == bindparam("s"))
+)
+
+
+def _sums(conn: Connection, lease: Lease) -> Any:
+    """What turns add to. Raises LeaseLost when the lease is another's by now."""
+    row = _SUMS.first(conn, s=lease.session)
+    check_held(row, lease)
+    return row
+
+
+def _named(row: Any, native_id: str) -> dict[str, Any]:
     if row.branch is not None:  # not the session's own before its turn is done
         return {"branch": {**row.branch, "native_id": native_id}}
     return {"native_id": native_id, "native_ids": _with(row.native_ids, native_id)}
@@ -61,7 +77,7 @@ def _with(known: list[str], *ids: str) -> list[str]:
     return [*known, *(id for id in dict.fromkeys(ids) if id not in known)]
 
 
-def _branched(row: Row[Any], result: Result, native_id: str | None) -> dict[str, Any]:
+def _branched(row: Any, result: Result, native_id: str | None) -> dict[str, Any]:
     """The end of a turn that began a conversation: the session goes on with that one if the turn is done, else with the
     one that it had."""
     values: dict[str, Any] = {"branch": None}
@@ -112,8 +128,8 @@ def read_up_to(frame: int, progress: dict[str, Any]) -> ProgramAfter:
     return {"frame": frame, "progress": progress}
 
 
-_FINISHED = (
-    update(turns).where(turns.c.id == bindparam("t")).values(status="done", result=bindparam("result_", type_=JSON))
+_FINISHED = Prepared(
+    update(turns).where(turns.c.id == bindparam("t")).values(status="done", result=bindparam("result_"))
 )
 
 
@@ -130,7 +146,7 @@ def finish(
     now: float,
 ) -> list[Record]:
     """The end of a turn: its last records with the one `Done`, its outcome, the sums, and the lease is free."""
-    row = held(conn, lease)
+    row = _sums(conn, lease)
     usage = Usage(**row.usage) + result.usage
     values: dict[str, Any] = {
         **program,
@@ -146,9 +162,9 @@ def finish(
     if row.branch is not None:
         values |= _branched(row, result, native_id)
     elif native_id is not None:
-        values |= _named(conn, lease, native_id)
+        values |= _named(row, native_id)
     written = _advance(conn, lease, turn, [*events, (Done(result), None)], values, now)
-    conn.execute(_FINISHED, {"t": turn, "result_": result_to_dict(result)})
+    _FINISHED.run(conn, t=turn, result_=result_to_dict(result))
     return written
 
 
@@ -160,10 +176,10 @@ _ADVANCE = (
 
 
 @cache
-def _advancing(columns: tuple[str, ...]) -> Any:
-    """The statement that sets these columns, made once: making it costs more than running it."""
-    given = {name: bindparam(name + "_", type_=sessions.c[name].type) for name in columns}
-    return _ADVANCE.values(seq=sessions.c.seq + bindparam("count"), **given)
+def _advancing(columns: tuple[str, ...]) -> Prepared:
+    """The statement that sets these columns."""
+    given: dict[str, Any] = {name: bindparam(name + "_") for name in columns}
+    return Prepared(_ADVANCE.values(seq=sessions.c.seq + bindparam("count"), **given))
 
 
 def _advance(
@@ -174,23 +190,17 @@ def _advance(
     values: dict[str, Any],
     now: float,
 ) -> list[Record]:
-    seq = conn.execute(
-        _advancing(tuple(values)),
-        {
-            "s": lease.session,
-            "e": lease.epoch,
-            "h": lease.holder,
-            "count": len(events),
-            **{name + "_": value for name, value in values.items()},
-        },
-    ).scalar()
-    if seq is None:
+    given: dict[str, Any] = {name + "_": value for name, value in values.items()}
+    row = _advancing(tuple(values)).first(
+        conn, s=lease.session, e=lease.epoch, h=lease.holder, count=len(events), **given
+    )
+    if row is None:
         held(conn, lease)  # raises: gone or taken over
         raise LeaseLost(f"Session {lease.key!r} cannot be written.")
-    return write_records(conn, lease.key, lease.session, seq - len(events), turn, events, now)
+    return write_records(conn, lease.key, lease.session, row.seq - len(events), turn, events, now)
 
 
-_INSERT = insert(records)
+_INSERT = Prepared(insert(records), ("session", "seq", "at", "turn", "parent", "event"))
 
 
 def write_records(
@@ -203,24 +213,16 @@ def write_records(
     now: float,
 ) -> list[Record]:
     """Records with the numbers after ``seq``; the session's row must say so in the same transaction."""
-    rows = [
-        {"session": session, "seq": seq + n, "at": now, "turn": turn, "parent": parent, "event": _dump(event)}
-        for n, (event, parent) in enumerate(events, 1)
-    ]
-    if rows:
-        conn.execute(_INSERT, rows)
+    rows = [(session, seq + n, now, turn, parent, _dump(event)) for n, (event, parent) in enumerate(events, 1)]
+    _INSERT.many(conn, rows)
     return [
         Record(seq + n, now, key, turn, parent, event.event if isinstance(event, Shelved) else event)
         for n, (event, parent) in enumerate(events, 1)
     ]
 
 
-_JSON = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), default=repr)
-
-
 def _dump(event: Event | Shelved) -> str:
-    form = event.row if isinstance(event, Shelved) else event_to_dict(event)
-    return _JSON.encode(form)
+    return dump(event.row) if isinstance(event, Shelved) else event_to_json(event)
 
 
 def load_event(text: str, key: str, fetch: Fetch | None) -> Event:
@@ -239,6 +241,17 @@ def count_records(conn: Connection, session: int) -> tuple[int, int]:
     return count, last
 
 
+_KEY = Prepared(select(sessions.c.key).where(sessions.c.id == bindparam("s")))
+_RECORDS = (
+    select(records)
+    .where(records.c.session == bindparam("s"), records.c.seq > bindparam("after"))
+    .order_by(records.c.seq)
+    .limit(bindparam("limit", type_=Integer))
+)
+_ABOVE = Prepared(_RECORDS)
+_ABOVE_OF = Prepared(_RECORDS.where(records.c.turn == bindparam("t")))
+
+
 def read_records(
     conn: Connection,
     session: int,
@@ -249,11 +262,12 @@ def read_records(
     fetch: Fetch | None = None,
 ) -> list[Record]:
     """Records with numbers above ``after``, in order. Without ``fetch``, of what lies elsewhere only the beginning."""
-    key = get_session(conn, session).key
-    query = select(records).where(records.c.session == session, records.c.seq > after).order_by(records.c.seq)
-    if turn is not None:
-        query = query.where(records.c.turn == turn)
+    found = _KEY.first(conn, s=session)
+    if found is None:
+        raise SessionLost(DELETED)
+    given = {"s": session, "after": after, "limit": limit}
+    rows = _ABOVE.all(conn, **given) if turn is None else _ABOVE_OF.all(conn, **given, t=turn)
     return [
-        Record(row.seq, row.at, key, row.turn, row.parent, load_event(row.event, key, fetch))
-        for row in conn.execute(query.limit(limit))
+        Record(row.seq, row.at, found.key, row.turn, row.parent, load_event(row.event, found.key, fetch))
+        for row in rows
     ]

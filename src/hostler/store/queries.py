@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, delete, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, delete, insert, literal, or_, select, update
 
 from ..types.errors import LeaseLost, SessionLost
 from ..types.result import Usage
+from .prepared import Prepared
 from .schema import artifacts, attached, hosts, records, sessions, spoken, tool_calls, turns
 
 OPEN = ("queued", "running")  # the status of a turn that has no `Done`
+IS_OPEN = turns.c.status.in_([literal(status) for status in OPEN])
+DELETED = "This session was deleted from the store."
 IsDead = Callable[[Row[Any]], bool]
 
 
@@ -76,8 +79,10 @@ def create_session(
     ``native_id``, ``native`` and ``finished`` of another one."""
     if (found := find_session(conn, key)) is not None:
         return found
-    conn.execute(
-        insert(sessions).values(
+    return conn.execute(
+        insert(sessions)
+        .returning(sessions)
+        .values(
             key=key,
             harness=harness,
             new_id=new_id,
@@ -101,23 +106,22 @@ def create_session(
             unpriced=0,
             ephemeral=ephemeral,
         )
-    )
-    row = find_session(conn, key)
-    assert row is not None
-    return row
+    ).one()
+
+
+# Made once: making a statement costs more than running it.
+_FIND_SESSION = select(sessions).where(sessions.c.key == bindparam("k"))
+_GET_SESSION = select(sessions).where(sessions.c.id == bindparam("s"))
 
 
 def find_session(conn: Connection, key: str) -> Row[Any] | None:
-    return conn.execute(select(sessions).where(sessions.c.key == key)).first()
-
-
-_GET_SESSION = select(sessions).where(sessions.c.id == bindparam("s"))
+    return conn.execute(_FIND_SESSION, {"k": key}).first()
 
 
 def get_session(conn: Connection, session: int) -> Row[Any]:
     row = conn.execute(_GET_SESSION, {"s": session}).first()
     if row is None:
-        raise SessionLost("This session was deleted from the store.")
+        raise SessionLost(DELETED)
     return row
 
 
@@ -204,16 +208,29 @@ def delete_unused(conn: Connection, session: Expired) -> bool:
 def claim(conn: Connection, session: int, host: str, is_dead: IsDead) -> Lease | None:
     """Take the session's lease, or None while a living host runs a turn in it."""
     row = get_session(conn, session)
-    if (lease := claimable(conn, row, host, is_dead)) is not None:
-        conn.execute(update(sessions).where(sessions.c.id == session).values(holder=host, epoch=lease.epoch, busy=True))
+    if (lease := claimable(conn, session, row, host, is_dead)) is not None:
+        take(conn, lease)
     return lease
 
 
-def claimable(conn: Connection, row: Row[Any], host: str, is_dead: IsDead) -> Lease | None:
+_TAKE = Prepared(
+    update(sessions)
+    .where(sessions.c.id == bindparam("s"))
+    .values(holder=bindparam("holder_"), epoch=bindparam("epoch_"), busy=True)
+)
+
+
+def take(conn: Connection, lease: Lease) -> None:
+    """Take a lease that is claimable in this transaction."""
+    _TAKE.run(conn, s=lease.session, holder_=lease.holder, epoch_=lease.epoch)
+
+
+def claimable(conn: Connection, session: int, row: Any, host: str, is_dead: IsDead) -> Lease | None:
+    """The lease that this host may take of a session of which ``row`` holds key, holder, epoch and busy; or None."""
     if row.busy and (row.holder == host or not is_gone(conn, row.holder, is_dead)):
         return None
     epoch = row.epoch if row.holder == host and row.epoch else row.epoch + 1
-    return Lease(row.id, row.key, host, epoch)
+    return Lease(session, row.key, host, epoch)
 
 
 def release(conn: Connection, lease: Lease, status: str) -> None:
@@ -232,9 +249,17 @@ def of(lease: Lease) -> Any:
 
 
 def held(conn: Connection, lease: Lease) -> Row[Any]:
+    """The session. Raises LeaseLost when the lease is another's by now."""
     row = get_session(conn, lease.session)
+    check_held(row, lease)
+    return row
+
+
+def check_held(row: Any, lease: Lease) -> None:
+    """Raise LeaseLost when the session has another lease by now, SessionLost when it is gone."""
+    if row is None:
+        raise SessionLost(DELETED)
     if row.epoch != lease.epoch or row.holder != lease.holder:
         raise LeaseLost(
             f"Session {lease.key!r} was taken over by another host (epoch {row.epoch}, this one held {lease.epoch})."
         )
-    return row

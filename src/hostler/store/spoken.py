@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
+from .prepared import Prepared
 from .schema import attached, spoken
 
 
@@ -29,9 +30,11 @@ def spoken_of(conn: Connection, session: int) -> list[Spoken]:
 
 _NOTED = select(spoken.c.first).where(spoken.c.session == bindparam("s"), spoken.c.first == bindparam("f"))
 _COLUMNS = {"session": "s", "first": "f", "entries": "e", "at": "a", "sure": "k"}
-_NOTE = insert(spoken).from_select(
-    list(_COLUMNS),
-    select(*(bindparam(key, type_=spoken.c[name].type) for name, key in _COLUMNS.items())).where(~_NOTED.exists()),
+_NOTE = Prepared(
+    insert(spoken).from_select(
+        list(_COLUMNS),
+        select(*(bindparam(key, type_=spoken.c[name].type) for name, key in _COLUMNS.items())).where(~_NOTED.exists()),
+    )
 )
 
 
@@ -49,7 +52,7 @@ def note(
     if since is not None:
         gone = spoken.c.session == session, spoken.c.first >= since, spoken.c.first != first
         conn.execute(delete(spoken).where(*gone))
-    conn.execute(_NOTE, {"s": session, "f": first, "e": entries or [], "a": at, "k": entries is not None})
+    _NOTE.run(conn, s=session, f=first, e=entries or [], a=at, k=entries is not None)
 
 
 def copy(conn: Connection, source: int, target: int) -> None:

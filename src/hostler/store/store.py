@@ -8,30 +8,36 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import DatabaseError
 
 from ..types.errors import StoreError
+from .prepared import driver_of
 from .schema import LOST, migrate
 from .wal import is_damaged
 
 T = TypeVar("T")
-Job = Callable[[Connection], Any]
 
 _BATCH = 256
 _BUSY_MS = 15_000
+_FAULTS = (DatabaseError, sqlite3.Error)  # of the database, as SQLAlchemy tells them and as its driver does
 
 
 @dataclass(slots=True)
-class _Write:
-    job: Job
+class _Job:
+    """What a caller wants done, and the future of the caller's loop that waits for it."""
+
+    run: Callable[[Connection], Any]
     durable: bool
-    done: Future[Any]
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[Any]
+
+
+_Outcome = tuple[_Job, Any, BaseException | None]
 
 
 class Store:
@@ -41,8 +47,8 @@ class Store:
     def __init__(self, engine: Engine, where: str) -> None:
         self._engine = engine
         self._where = where
-        self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
-        self._reads: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._write_loop, name="hostler-store-writer", daemon=True),
             threading.Thread(target=self._read_loop, name="hostler-store-reader", daemon=True),
@@ -66,11 +72,15 @@ class Store:
                 raise StoreError(LOST)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             engine = _sqlite(path)
-            with engine.begin() as conn:
-                migrate(conn, make=make)
+            try:
+                with engine.connect() as conn, _transaction(conn, writing=True):
+                    migrate(conn, make=make)
+            except BaseException:
+                engine.dispose()
+                raise
         except StoreError as error:
             raise StoreError(f"Cannot use the store {path}: {error}. Nothing was changed.") from None
-        except (OSError, DatabaseError, ValueError) as error:
+        except (OSError, *_FAULTS, ValueError) as error:
             raise StoreError(f"Cannot use the store {path}: {_reason(error)}. Nothing was changed.") from None
         return cls(engine, path)
 
@@ -83,15 +93,16 @@ class Store:
         return self._submit(self._reads, job, False)
 
     def _submit(
-        self, jobs: queue.SimpleQueue[_Write | None], job: Callable[[Connection], T], durable: bool
+        self, jobs: queue.SimpleQueue[_Job | None], job: Callable[[Connection], T], durable: bool
     ) -> asyncio.Future[T]:
         if self._closed:
             raise StoreError(f"The store {self._where} is closed.")
         if self._pid != os.getpid():  # its threads stayed with the parent
             raise StoreError(f"The store {self._where} was opened before this process was forked; open it anew here.")
-        done: Future[T] = Future()
-        jobs.put(_Write(job, durable, done))
-        return asyncio.wrap_future(done)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        jobs.put(_Job(job, durable, loop, done))
+        return done
 
     def close(self) -> None:
         """Finish what is queued and close."""
@@ -106,85 +117,107 @@ class Store:
     def _write_loop(self) -> None:
         conn: Connection | None = None
         full: bool | None = None
-        while True:
-            first = self._writes.get()
-            if first is None:
-                break
-            batch = [first]
-            while len(batch) < _BATCH:
-                try:
-                    more = self._writes.get_nowait()
-                except queue.Empty:
-                    break
-                if more is None:
-                    self._writes.put(None)
-                    break
-                batch.append(more)
-            outcomes: list[tuple[_Write, Any, BaseException | None]] = []
+        while batch := _next(self._writes):
             try:
                 if conn is None:
                     conn, full = self._engine.connect(), None
-                durable = any(w.durable for w in batch)
+                durable = any(job.durable for job in batch)
                 if durable is not full:
                     _synchronous(conn, durable)
                     full = durable
-                outcomes = self._transact(conn, batch)
+                outcomes = _transact(conn, batch)
             except BaseException as error:
                 failure = self._failure(error)
-                outcomes = [(w, None, failure) for w in batch if not w.done.cancelled()]
+                outcomes = [(job, None, failure) for job in batch]
                 _drop(conn)
                 conn = None
-            for write, value, problem in outcomes:
-                with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
-                    if problem is not None:
-                        write.done.set_exception(problem)
-                    else:
-                        write.done.set_result(value)
+            _tell(outcomes)
         if conn is not None:
             conn.close()
 
-    def _transact(self, conn: Connection, batch: list[_Write]) -> list[tuple[_Write, Any, BaseException | None]]:
-        outcomes: list[tuple[_Write, Any, BaseException | None]] = []
-        with conn.begin() as transaction:
-            for write in batch:
-                if not write.done.set_running_or_notify_cancel():
-                    continue  # nobody waits for it any more, and it has not begun
-                savepoint = conn.begin_nested() if len(batch) > 1 else None
-                try:
-                    outcomes.append((write, write.job(conn), None))
-                except DatabaseError:
-                    raise
-                except Exception as error:  # a decision of the job; the database is well
-                    outcomes.append((write, None, error))
-                    (savepoint or transaction).rollback()
-                else:
-                    if savepoint is not None:
-                        savepoint.commit()
-        return outcomes
-
     def _read_loop(self) -> None:
         conn: Connection | None = None
-        while (read := self._reads.get()) is not None:
-            if not read.done.set_running_or_notify_cancel():
+        while (job := self._reads.get()) is not None:
+            if job.done.cancelled():
                 continue
             try:
                 if conn is None:
                     conn = self._engine.connect()
-                with conn.begin():
-                    value = read.job(conn)
+                with _transaction(conn, writing=False):
+                    outcome: _Outcome = (job, job.run(conn), None)
             except BaseException as error:
-                read.done.set_exception(self._failure(error))
+                outcome = (job, None, self._failure(error))
                 _drop(conn)
                 conn = None
-            else:
-                read.done.set_result(value)
+            _tell([outcome])
         if conn is not None:
             conn.close()
 
     def _failure(self, error: BaseException) -> BaseException:
-        if isinstance(error, (DatabaseError, OSError)):
+        if isinstance(error, (*_FAULTS, OSError)):
             return StoreError(f"The store {self._where} failed: {_reason(error)}.")
         return error
+
+
+def _next(jobs: queue.SimpleQueue[_Job | None]) -> list[_Job]:
+    """What waits, at least one; nothing when the queue ends."""
+    first = jobs.get()
+    if first is None:
+        return []
+    batch = [first]
+    while len(batch) < _BATCH:
+        try:
+            more = jobs.get_nowait()
+        except queue.Empty:
+            break
+        if more is None:
+            jobs.put(None)
+            break
+        batch.append(more)
+    return batch
+
+
+def _transact(conn: Connection, batch: Sequence[_Job]) -> list[_Outcome]:
+    """All of them in one transaction. One that raises undoes only itself."""
+    outcomes: list[_Outcome] = []
+    driver = driver_of(conn)
+    with _transaction(conn, writing=True):
+        for job in batch:
+            if job.done.cancelled():
+                continue  # nobody waits for it any more, and it has not begun
+            driver.execute("SAVEPOINT job")
+            try:
+                outcomes.append((job, job.run(conn), None))
+            except _FAULTS:
+                raise
+            except Exception as error:  # a decision of the job; the database is well
+                outcomes.append((job, None, error))
+                driver.execute("ROLLBACK TO job")
+            driver.execute("RELEASE job")
+    return outcomes
+
+
+def _tell(outcomes: Sequence[_Outcome]) -> None:
+    """Tell those who wait, of each loop all at once: waking a loop costs more than what it is told."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
+    for outcome in outcomes:
+        by_loop.setdefault(outcome[0].loop, []).append(outcome)
+    for loop, told in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # it is closed: nobody waits there any more
+            loop.call_soon_threadsafe(_resolve, told)
+
+
+def _resolve(outcomes: Sequence[_Outcome]) -> None:
+    for job, value, problem in outcomes:
+        if job.done.done():
+            continue  # cancelled meanwhile
+        if isinstance(problem, StopIteration):  # it would end the coroutine that waits, so futures refuse it
+            raised, problem = problem, RuntimeError(f"A job of the store raised {problem!r}.")
+            problem.__cause__ = raised
+        if problem is not None:
+            job.done.set_exception(problem)
+        else:
+            job.done.set_result(value)
 
 
 def _drop(conn: Connection | None) -> None:
@@ -195,12 +228,16 @@ def _drop(conn: Connection | None) -> None:
             conn.close()
 
 
+# ---- what only SQLite has -------------------------------------------------------------------------------------------
+
+
 def _sqlite(path: str) -> Engine:
-    engine = create_engine(f"sqlite:///{path}", connect_args={"check_same_thread": False, "timeout": _BUSY_MS / 1000})
+    connect_args = {"check_same_thread": False, "timeout": _BUSY_MS / 1000}
+    # SQLAlchemy begins and ends nothing: transactions are those of `_transaction`.
+    engine = create_engine(f"sqlite:///{path}", connect_args=connect_args, isolation_level="AUTOCOMMIT")
 
     @event.listens_for(engine, "connect")
     def _connect(dbapi: sqlite3.Connection, _: Any) -> None:
-        dbapi.isolation_level = None  # transactions are SQLAlchemy's, begun below
         cursor = dbapi.cursor()
         cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
         if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
@@ -208,26 +245,32 @@ def _sqlite(path: str) -> Engine:
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.close()
 
-    @event.listens_for(engine, "begin")
-    def _begin(conn: Connection) -> None:
-        # A writer takes the lock at once: two that both read first and write later would end in SQLITE_BUSY.
-        conn.exec_driver_sql(
-            "BEGIN IMMEDIATE" if threading.current_thread().name != "hostler-store-reader" else "BEGIN"
-        )
-
     return engine
 
 
+@contextlib.contextmanager
+def _transaction(conn: Connection, *, writing: bool) -> Iterator[None]:
+    """All or nothing of what is done on the connection; straight to the driver, which takes a tenth of the time."""
+    driver = driver_of(conn)
+    # A writer takes the lock at once: two that both read first and write later would end in SQLITE_BUSY.
+    driver.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
+    try:
+        yield
+    except BaseException:
+        driver.rollback()
+        raise
+    driver.commit()
+
+
 def _synchronous(conn: Connection, full: bool) -> None:
-    # Straight to the driver: SQLite takes it only between transactions, and SQLAlchemy would begin one. In WAL mode a
-    # FULL commit also syncs all that NORMAL ones wrote before it.
-    dbapi: Any = conn.connection.driver_connection
-    dbapi.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
+    # SQLite takes it only between transactions. In WAL mode a FULL commit also syncs all that NORMAL ones wrote before it.
+    driver_of(conn).execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, OperationalError) and "full" in str(error.orig):
+    said = str(error.orig) if isinstance(error, DatabaseError) else str(error)
+    if isinstance(error, _FAULTS) and "full" in said:
         return "the disk is full. Make room and call again; what was accepted goes on by itself"
-    if isinstance(error, DatabaseError):
-        return str(error.orig)
-    return str(error)
+    if isinstance(error, _FAULTS) and "locked" in said:
+        return f"{said}: somebody else writes to it, and has not let go for {_BUSY_MS / 1000:g} s"
+    return said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -360,13 +361,49 @@ _TURN_TYPES = frozenset(_TURN_EVENTS.values())
 def event_to_dict(event: Event) -> dict[str, Any]:
     """A JSON-ready dict with the event's name under ``type``. A Result is written without its ``events``."""
     cls = type(event)
-    out: dict[str, Any] = {"type": _BY_TYPE[cls]}
-    for name in _FIELDS[cls]:
+    return {"type": _BY_TYPE[cls], **{name: _plain(getattr(event, name)) for name in _FIELDS[cls]}}
+
+
+# As the journal holds it: ASCII, without spaces, what is not JSON as its ``repr``.
+dump = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), default=repr).encode
+
+
+def _heads(cls: type[Any]) -> list[tuple[str, str]]:
+    """Of each field of an event its name, and what stands before its value."""
+    first = f'{{"type":"{_BY_TYPE[cls]}",'
+    return [(name, f'{"," if index else first}"{name}":') for index, name in enumerate(_FIELDS[cls])]
+
+
+_HEADS = {cls: _heads(cls) for cls in _BY_TYPE}
+
+
+def event_to_json(event: Event) -> str:
+    """The text of its `event_to_dict`, as the journal holds it."""
+    parts = []
+    for name, head in _HEADS[type(event)]:
         value = getattr(event, name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = result_to_dict(value) if isinstance(value, Result) else dataclasses.asdict(value)
-        out[name] = value
-    return out
+        parts.append(head + dump(value if type(value) is str else _plain(value)))  # of a string it costs almost nothing
+    return "".join(parts) + "}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Result):
+        return result_to_dict(value)
+    if type(value) in _NAMES:
+        return _flat(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)  # the app's own
+    return value
+
+
+# Those of which no field holds another one.
+_NAMES = {
+    cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in (Usage, ErrorInfo, FileRef, FileChange, Persistence)
+}
+
+
+def _flat(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in _NAMES[type(value)]}
 
 
 def event_from_dict(data: dict[str, Any]) -> Event:
@@ -380,9 +417,20 @@ def event_from_dict(data: dict[str, Any]) -> Event:
     return cls(**fields)  # type: ignore[no-any-return]
 
 
+_RESULT = tuple(f.name for f in dataclasses.fields(Result))
+
+
 def result_to_dict(result: Result) -> dict[str, Any]:
     """A JSON-ready dict of a Result, without its ``events``."""
-    return dataclasses.asdict(dataclasses.replace(result, events=()))
+    return {
+        **{name: getattr(result, name) for name in _RESULT},
+        "files": tuple(map(_flat, result.files)),
+        "events": (),
+        "usage": _flat(result.usage),
+        "error": None if result.error is None else _flat(result.error),
+        "persistence": _flat(result.persistence),
+        "artifacts": tuple(map(_flat, result.artifacts)),
+    }
 
 
 def result_from_dict(data: dict[str, Any]) -> Result:
