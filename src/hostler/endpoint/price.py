@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
-import httpx
-
+from .http_client import ERRORS, HttpClient, new_client
 from .routes import Route
 from .wires import Seen, Tokens, number
 
@@ -20,7 +22,7 @@ _PROVIDERS = {"anthropic": "anthropic", "responses": "openai", "chat": "openai",
 _INFO_PATHS = ("/model/info", "/v1/model/info")
 _INFO_TIMEOUT = 5.0
 _log = logging.getLogger(__name__)
-Connect: TypeAlias = Callable[[Route], Awaitable[httpx.AsyncClient]]
+Connect: TypeAlias = Callable[[Route], Awaitable[HttpClient]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ async def _remember(route: Route, connect: Connect | None) -> None:
         if connect is not None:
             rates = await _ask(route, await connect(route))
         else:
-            async with httpx.AsyncClient() as own:
+            async with contextlib.aclosing(await new_client(secure=urlsplit(route.base).scheme == "https")) as own:
                 rates = await _ask(route, own)
     finally:
         _told[route] = (time.monotonic(), rates)
@@ -153,15 +155,17 @@ def _rates(route: Route) -> Rates | None:
     return _told.get(route, (0.0, None))[1]
 
 
-async def _ask(route: Route, client: httpx.AsyncClient) -> Rates | None:
+async def _ask(route: Route, client: HttpClient) -> Rates | None:
     root = route.root.removesuffix("/v1")
     for path in _INFO_PATHS:
         try:
             async with asyncio.timeout(_INFO_TIMEOUT):
-                answer = await client.get(root + path, headers={"authorization": f"Bearer {route.key}"})
-            if answer.status_code == 200 and (rates := _find(answer.json(), route.model)):
+                headers = {"authorization": f"Bearer {route.key}"}
+                async with await client.send("GET", root + path, headers, silence=_INFO_TIMEOUT) as answer:
+                    told = json.loads(await answer.read()) if answer.status == 200 else None
+            if (rates := _find(told, route.model)) is not None:
                 return rates
-        except (httpx.HTTPError, TimeoutError, ValueError, RuntimeError) as error:  # RuntimeError: too deep, or closed
+        except (*ERRORS, ValueError, RuntimeError) as error:  # RuntimeError: too deep, or closed
             _log.debug("The gateway at %s told no prices: %s", route.host, type(error).__name__)
     return None
 
