@@ -11,6 +11,7 @@ from typing import Any
 
 from hostler.types.events import ModelCall
 
+from . import bodies
 from .failures import Failure, final_answer
 from .forwarding import Call, Client, Forward, answer_json
 from .google import COUNTS, asked, told_once
@@ -206,14 +207,11 @@ class Endpoint:
         if raw is None:
             await _refuse(send, wire, 413, "request_too_large", f"A request may have {BODY_LIMIT} bytes.")
             return
-        try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict):
+        body = bodies.read(raw)
+        if body is None:
             await _refuse(send, wire, 400, "invalid_request_error", "The request is not a JSON object.")
             return
-        model = (google.model if google is not None else str(body.get("model")))[:200]
+        model = (google.model if google is not None else str(body.fields.get("model")))[:200]
         if model not in client.models:
             names = ", ".join(sorted(client.models))
             await _refuse(send, wire, 403, "permission_error", f"This session may ask for {names}, not for {model}.")
@@ -245,7 +243,7 @@ class Endpoint:
         if route.program is not None:
             call = translated = self._translated(client, scope, send, sub_agent)
             try:
-                call.task = asyncio.create_task(translated.run(translatable(wire, body)))
+                call.task = asyncio.create_task(translated.run(translatable(wire, body.fields)))
             except Untranslatable as error:
                 await forward.refuse(Failure("model_refused", f"The request is no {wire} request: {error}", 400))
                 return
@@ -254,12 +252,12 @@ class Endpoint:
             url += "/count_tokens" if path == COUNT_PATH else ""
             if wire == "anthropic" and scope["query_string"] == b"beta=true":
                 url += "?beta=true"
-            sent_body = pin(body, route.model, wire, gateway=route.gateway)
+            sent_body = pin(body.fields, route.model, wire, gateway=route.gateway)
             if client.translating and wire == "responses":
                 sent_body["store"] = False  # the program did not ask to have its conversation kept there
             if google is not None:
                 sent_body = told_once(sent_body)
-            content = json.dumps(sent_body).encode()
+            content = body.written(sent_body)
             sent = _sent_headers(client, headers)
             call.task = asyncio.create_task(forward.run(url, sent, content, counted=not counting))
         client.calls.add(call)

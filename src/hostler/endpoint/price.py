@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import sys
 import time
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from . import bodies
 from .http_client import ERRORS, HttpClient, new_client
 from .routes import Route
 from .wires import Seen, Tokens, number
@@ -162,7 +162,7 @@ async def _ask(route: Route, client: HttpClient) -> Rates | None:
             async with asyncio.timeout(_INFO_TIMEOUT):
                 headers = {"authorization": f"Bearer {route.key}"}
                 async with await client.send("GET", root + path, headers, silence=_INFO_TIMEOUT) as answer:
-                    told = json.loads(await answer.read()) if answer.status == 200 else None
+                    told = bodies.loads(await answer.read()) if answer.status == 200 else None
             if (rates := _find(told, route.model)) is not None:
                 return rates
         except (*ERRORS, ValueError, RuntimeError) as error:  # RuntimeError: too deep, or closed
