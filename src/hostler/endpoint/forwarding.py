@@ -50,7 +50,7 @@ class Client:
     models: frozenset[str]
     budget: Callable[[], str | None]
     ready: Callable[[], Awaitable[None]] | None = None
-    admit: Callable[[bool], Awaitable[str | None]] | None = None
+    admit: Callable[[bool], Awaitable[str | None] | None] = lambda sub_agent: None
     sub_agent_header: str | None = None
     calls: set[Call] = field(default_factory=set)
     broken: Failure | None = None

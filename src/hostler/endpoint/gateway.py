@@ -89,7 +89,7 @@ class Endpoint:
         models: frozenset[str] = frozenset(),
         budget: Callable[[], str | None] = lambda: None,
         ready: Callable[[], Awaitable[None]] | None = None,
-        admit: Callable[[bool], Awaitable[str | None]] | None = None,
+        admit: Callable[[bool], Awaitable[str | None] | None] = lambda sub_agent: None,
         sub_agent_header: str | None = None,
     ) -> None:
         """Let ``token`` ask for ``route.model`` (also under the names in ``models``), from now on and with what is
@@ -97,8 +97,8 @@ class Endpoint:
 
         ``on_call`` gets each call before the end of its answer goes to the program; it must not block. ``tag`` is
         told to a gateway as spend metadata. ``budget`` gives the reason why no more calls are made, or None. ``ready`` is waited for before the
-        program is given any of an answer. ``admit`` is waited for before the model is asked, and gives the reason when it
-        is not to be; it is told whether the call has the ``sub_agent_header``.
+        program is given any of an answer. ``admit`` gives None for a call that may go out at once, else what is waited for
+        before, which gives the reason when it may not; it is told whether the call has the ``sub_agent_header``.
         """
         client = Client(route, on_call, dict(tag), models | {route.model}, budget, ready, admit, sub_agent_header)
         if (before := self._clients.get(token)) is not None:
@@ -224,8 +224,8 @@ class Endpoint:
         sub_agent = client.sub_agent_header is not None and client.sub_agent_header in headers
         forward = Forward(client, self._upstream, send, scope[CUT], sub_agent=sub_agent)
         reason = client.budget()
-        if reason is None and client.admit is not None and not counting:
-            admitting = asyncio.create_task(_admitted(client.admit, sub_agent))
+        if reason is None and not counting and (waiting := client.admit(sub_agent)) is not None:
+            admitting = asyncio.ensure_future(waiting)
             await while_connected(admitting, receive)
             if admitting.cancelled():
                 return  # nobody waits for it any more
@@ -279,10 +279,6 @@ class Endpoint:
             dismiss=self.close_token,
             sub_agent=sub_agent,
         )
-
-
-async def _admitted(admit: Callable[[bool], Awaitable[str | None]], sub_agent: bool) -> str | None:
-    return await admit(sub_agent)
 
 
 async def _read(receive: Receive) -> bytes | None:
