@@ -19,6 +19,7 @@ from endpoint_door import KEY, PATHS, TOKEN, Door, body, door, script
 
 from hostler.endpoint.routes import can_translate
 from hostler.endpoint.translation import Untranslatable, translatable
+from hostler.endpoint.translator import Translator
 from hostler.endpoint.wires import PATHS as WIRE_OF
 from hostler.testing.model_server import ModelServer
 from hostler.types.result import Usage
@@ -434,14 +435,14 @@ def test_the_translator_ends_with_the_endpoint_and_is_told_no_secret(monkeypatch
 
 def test_the_translator_ends_with_an_app_that_is_killed(tmp_path: Path) -> None:
     app = """
-import asyncio, os, sys
+import asyncio, os, psutil, sys
 from hostler.endpoint.translator import Translator
 async def main():
     asyncio.create_task(Translator(sys.argv[1], sys.argv[1] + "/x.sock", patience=1).start())
-    while not (found := open(f"/proc/self/task/{os.getpid()}/children").read().split()):
+    while not (found := psutil.Process().children()):
         await asyncio.sleep(0.02)
     await asyncio.sleep(1)
-    print(found[0], flush=True)
+    print(found[0].pid, flush=True)
     os.kill(os.getpid(), 9)
 asyncio.run(main())
 """
@@ -451,6 +452,22 @@ asyncio.run(main())
     while psutil.pid_exists(pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert not psutil.pid_exists(pid)
+
+
+def test_a_start_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    async def main(after: float) -> None:
+        translator = Translator(str(tmp_path), str(tmp_path / "x.sock"), patience=1)
+        starting = asyncio.create_task(translator.start())
+        await asyncio.sleep(after)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert translator.pid is None
+        assert _translators() == before
+
+    before = _translators()
+    for after in (0, 0.001, 0.1):
+        asyncio.run(main(after))
 
 
 def _translators() -> set[psutil.Process]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -34,12 +35,12 @@ class Translator:
         self._endpoint = endpoint
         self._patience = patience
         self._starting = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._client: httpx.AsyncClient | None = None
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self._process.returncode is None else None
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     async def start(self) -> httpx.AsyncClient:
         """Have the process run. Raises TranslationFailed."""
@@ -90,25 +91,20 @@ class Translator:
         if process is not None:
             await _end(process)
 
-    async def _launch(self) -> asyncio.subprocess.Process:
-        env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-W", "ignore", "-m", _PROCESS, self._path, self._endpoint),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=env,
-            cwd="/",
-            start_new_session=True,
-        )
+    async def _launch(self) -> subprocess.Popen[bytes]:
+        spawning = asyncio.ensure_future(asyncio.to_thread(self._spawn))
+        try:
+            process = await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            await _end(await spawning)
+            raise
         assert process.stdout is not None
         assert process.stderr is not None
         try:
             async with asyncio.timeout(_START):
-                if await process.stdout.readline() == b"ready\n":
+                if await asyncio.to_thread(process.stdout.readline) == b"ready\n":
                     return process
-                said = (await process.stderr.read())[-500:].decode(errors="replace").strip()
+                said = (await asyncio.to_thread(process.stderr.read))[-500:].decode(errors="replace").strip()
             why = said.rpartition("\n")[2] or "it said nothing"
         except TimeoutError:
             why = f"it was not ready after {_START:g} s"
@@ -118,10 +114,25 @@ class Translator:
         await _end(process)
         raise TranslationFailed(f"the translator (LiteLLM) does not start: {why}")
 
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        """In a thread, without the loop's help: not every loop has it at little cost, nor off the main thread."""
+        env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        return subprocess.Popen(
+            (sys.executable, "-P", "-W", "ignore", "-m", _PROCESS, self._path, self._endpoint),
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+        )
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    await asyncio.to_thread(process.wait)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
