@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from endpoint_door import PATHS, TOKEN, Door, Run, body, script
 
-from hostler.endpoint import price, upstream
+from hostler.endpoint import http_client, price, upstream
+from hostler.types.result import Usage
 
 HEAD = f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: {TOKEN}\r\n".encode()
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
@@ -169,13 +174,149 @@ def test_an_app_that_can_connect_nowhere_is_told(run: Run, monkeypatch: pytest.M
     run(test)
 
 
+def test_no_proxy_is_heeded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(door: Door) -> None:
+        seen: list[bytes] = []
+        async with await proxy_of(seen) as server:
+            monkeypatch.setenv("all_proxy", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            monkeypatch.setenv("no_proxy", "example.org,127.0.0.1")
+            door.open()
+            assert (await door.ask()).status_code == 200
+            door.open(base="http://model.invalid")
+            assert (await door.ask()).status_code == 403
+        assert len(seen) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_s_password_is_told_to_the_proxy_alone(run: Run, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    async def test(door: Door) -> None:
+        seen: list[bytes] = []
+        async with await proxy_of(seen) as server:
+            port = server.sockets[0].getsockname()[1]
+            monkeypatch.setenv(f"{scheme}_proxy", f"http://me:pass%40word@127.0.0.1:{port}")
+            door.open(base=f"{scheme}://model.invalid")
+            answer = await door.ask()
+        assert b"basic bwu6cgfzc0b3b3jk" in seen[0].lower()  # me:pass@word
+        assert "403" in answer.text
+        assert "word" not in answer.text
+        assert "word" not in str(door.calls)
+
+    run(test)
+
+
+@contextlib.asynccontextmanager
+async def upstream_of(*pieces: bytes, heads: list[bytes] | None = None) -> AsyncIterator[str]:
+    """The address of a server that answers a request with these pieces and ends the connection."""
+
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.current_task())
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        await reader.readexactly(length)
+        if heads is not None:
+            heads.append(head)
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.gather(*filter(None, tasks))
+
+
+ANSWER = b'{"type":"message","content":[{"type":"text","text":"ANSWER"}],"usage":{"input_tokens":1,"output_tokens":2}}'
+
+
+def answer_of(body: bytes, *fields: bytes) -> bytes:
+    head = [b"HTTP/1.1 200 OK", b"content-type: application/json", b"content-length: %d" % len(body), *fields]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+def test_a_request_has_the_headers_that_were_given(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """None of the HTTP client's own, and none from a file with passwords."""
+    passwords = tmp_path / "netrc"
+    passwords.write_text("machine 127.0.0.1 login me password mine\n")
+    monkeypatch.setenv("NETRC", str(passwords))
+    heads: list[bytes] = []
+
+    async def test(door: Door) -> None:
+        async with upstream_of(answer_of(ANSWER), heads=heads) as base:
+            door.open(base=base)
+            assert (await until_closed(door, REQUEST.replace(b"host: x", b"host: x\r\nconnection: close")))[
+                9:12
+            ] == b"200"
+        names = {line.partition(b":")[0].lower() for line in heads[0].split(b"\r\n")[1:] if line}
+        assert names == {b"host", b"accept", b"accept-encoding", b"x-api-key", b"content-length"}
+        assert b"accept-encoding: identity\r\n" in heads[0]
+
+    run(test)
+
+
+def test_an_answer_is_given_as_it_was_meant(run: Run) -> None:
+    """Compressed though nobody asked for it, with long and many fields, and one that comes twice."""
+    fields = [
+        b"x-long: " + b"v" * 60_000,
+        *(b"x-%d: y" % n for n in range(300)),
+        b"Cache-Control: a",
+        b"cache-control: b",
+    ]
+
+    async def test(door: Door) -> None:
+        async with upstream_of(answer_of(gzip.compress(ANSWER), b"Content-Encoding: gzip", *fields)) as base:
+            door.open(base=base)
+            answer = await door.ask(stream=False)
+        assert answer.content == ANSWER
+        assert answer.headers["cache-control"] == "a, b"
+        assert "content-encoding" not in answer.headers
+        assert [call.usage for call in door.calls] == [Usage(1, 2, 0, 1)]
+
+    run(test)
+
+
+def test_what_came_before_a_connection_broke_is_not_lost(run: Run) -> None:
+    """The last event has come, the end of the body has not: all before somebody reads it."""
+    events = (
+        b'data: {"type":"message_start","message":{"usage":{"input_tokens":5}}}\n\n',
+        b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":9}}\n\n'
+        b'data: {"type":"message_stop"}\n\n',
+    )
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    async def test(door: Door) -> None:
+        async with upstream_of(head, *(b"%x\r\n%s\r\n" % (len(event), event) for event in events)) as base:
+            door.open(base=base, ready=lambda: asyncio.sleep(0.3))
+            assert (await door.ask()).content == b"".join(events)
+        assert [(call.status, call.usage) for call in door.calls] == [("ok", Usage(5, 9, 0, 1))]
+
+    run(test)
+
+
+def test_an_upstream_that_does_not_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "CONNECT_TIMEOUT", 0.5)
+
+    async def test(door: Door) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as deaf:
+            door.open(base=f"http://127.0.0.1:{deaf.getsockname()[1]}")
+            assert (await door.ask(prompt="x" * 20_000_000)).status_code == 503
+        assert [call.error.code for call in door.calls if call.error] == ["model_unavailable"]
+
+    run(test, silence=0.2)
+
+
 def test_certificates_are_not_loaded_for_a_plain_upstream(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bool] = []
     new_client = upstream.new_client
 
-    def noted(*, secure: bool) -> Any:
+    async def noted(*, secure: bool) -> Any:
         made.append(secure)
-        return new_client(secure=secure)
+        return await new_client(secure=secure)
 
     monkeypatch.setattr(upstream, "new_client", noted)
 

@@ -437,14 +437,14 @@ def test_the_translator_ends_with_the_endpoint_and_is_told_no_secret(monkeypatch
 
 def test_the_translator_ends_with_an_app_that_is_killed(tmp_path: Path) -> None:
     app = """
-import asyncio, os, sys
+import asyncio, os, psutil, sys
 from hostler.endpoint.translator import Translator
 async def main():
     asyncio.create_task(Translator(sys.argv[1], sys.argv[1] + "/x.sock", patience=1).start())
-    while not (found := open(f"/proc/self/task/{os.getpid()}/children").read().split()):
+    while not (found := psutil.Process().children()):
         await asyncio.sleep(0.02)
     await asyncio.sleep(1)
-    print(found[0], flush=True)
+    print(found[0].pid, flush=True)
     os.kill(os.getpid(), 9)
 asyncio.run(main())
 """
@@ -469,6 +469,22 @@ def test_the_app_keeps_its_own_handler_of_ended_children(tmp_path: Path) -> None
         assert seen
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_start_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    async def main(after: float) -> None:
+        translator = Translator(str(tmp_path), str(tmp_path / "x.sock"), patience=1)
+        starting = asyncio.create_task(translator.start())
+        await asyncio.sleep(after)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert translator.pid is None
+        assert _translators() == before
+
+    before = _translators()
+    for after in (0, 0.001, 0.1):
+        asyncio.run(main(after))
 
 
 def _translators() -> set[psutil.Process]:

@@ -214,6 +214,27 @@ def test_listed_prices_count_cached_tokens_at_their_own_price() -> None:
     assert 0 < read < plain < write < hour
 
 
+LISTED = [
+    Route("https://api.anthropic.com", KEY, "claude-sonnet-4-5", "anthropic", False),  # dearer above 200,000 tokens
+    Route("https://api.anthropic.com", KEY, "claude-haiku-4-5", "anthropic", False),
+    Route("https://api.openai.com", KEY, "gpt-5", "responses", False),
+    Route("http://127.0.0.1:1", KEY, "gpt-5.4", "chat", False),
+    Route("http://127.0.0.1:1", KEY, "gemini/gemini-2.5-pro", "chat", True),
+    Route("http://127.0.0.1:1", KEY, "no-such-model", "chat", False),
+]
+token_counts = st.integers(0, 2000) | st.integers(199_990, 200_010) | st.integers(0, 10**7)
+
+
+@given(route=st.sampled_from(LISTED), given_=token_counts, output=token_counts, parts=st.tuples(*[st.floats(0, 1)] * 3))
+def test_listed_prices_are_those_of_the_lists_own_calculation(
+    route: Route, given_: int, output: int, parts: tuple[float, float, float]
+) -> None:
+    read = int(given_ * parts[0])
+    write = int((given_ - read) * parts[1])
+    tokens = Tokens(given_, output, read, write, int(write * parts[2]))
+    assert price.listed(route, tokens) == price._calculated(route, tokens)
+
+
 @pytest.mark.parametrize(
     ("model", "wire", "gateway", "found"),
     [

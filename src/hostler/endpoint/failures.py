@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.utils
-import json
 import re
 import time
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 
 from hostler.types.result import ErrorInfo
 
+from . import bodies
 from .routes import Route, WireName
 from .scrub import scrubbed
 from .wires import read_error, write_error
@@ -178,9 +178,4 @@ def _anthropic_kind(status: int) -> str:
 
 
 def _is_object(body: bytes) -> bool:
-    if len(body) > _BODY_LIMIT:
-        return False
-    try:
-        return isinstance(json.loads(body), dict)
-    except (ValueError, RecursionError):
-        return False
+    return len(body) <= _BODY_LIMIT and isinstance(bodies.loads(body), dict)

@@ -50,7 +50,7 @@ class Client:
     models: frozenset[str]
     budget: Callable[[], str | None]
     ready: Callable[[], Awaitable[None]] | None = None
-    admit: Callable[[bool], Awaitable[str | None]] | None = None
+    admit: Callable[[bool], Awaitable[str | None] | None] = lambda sub_agent: None
     sub_agent_header: str | None = None
     calls: set[Call] = field(default_factory=set)
     broken: Failure | None = None
@@ -132,7 +132,7 @@ class Forward:
             try:
                 await (self._stream(outcome.answer) if outcome.answer.whole is None else self._whole(outcome.answer))
             finally:
-                await outcome.answer.aclose()
+                outcome.answer.close()
         finally:
             self.abandon()  # a call that was cancelled before its end
             if self._prices is not None:
@@ -182,7 +182,7 @@ class Forward:
             self._broken(Failure("model_cut", failure.message))
         else:
             self._report("refused", answer.seen, failure)
-            await answer.aclose()
+            answer.close()
             await self._write(self._scrub.rest(), more=False)
 
     def _broken(self, failure: Failure) -> None:
@@ -192,10 +192,10 @@ class Forward:
         self._cut()
 
     async def _start(self, answer: Answer) -> None:
-        given = answer.response.headers
+        given = answer.headers
         headers = [(n, self._scrub.all(given[n].encode())) for n in _RESPONSE_HEADERS if n in given]
         raw = [(n.encode(), v) for n, v in headers]
-        await self._send({"type": "http.response.start", "status": answer.response.status_code, "headers": raw})
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": raw})
 
     async def _write(self, data: bytes, *, more: bool = True) -> None:
         if data or not more:
@@ -221,10 +221,10 @@ class Forward:
         usage = Usage(tokens.input or 0, tokens.output or 0, tokens.cache_read, 1, partial=not complete)
         cost: float | None = None
         if status == "ok" and not self._doubtful and self._answer is not None:
-            cost = price.cost(self._route, seen, self._answer.response.headers)
+            cost = price.cost(self._route, seen, self._answer.headers)
         elif status == "refused" and not self._doubtful and self._answer is None:
             cost = 0.0
-        http_status = self._answer.response.status_code if self._answer else failure.status if failure else None
+        http_status = self._answer.status if self._answer else failure.status if failure else None
         error = failure.info if failure else None
         call = ModelCall(self._route.model, usage, cost, status, http_status, error, self._sub_agent)
         try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hostler.types.events import ModelCall
 
+from . import bodies
 from .failures import Failure, final_answer
 from .forwarding import Call, Client, Forward, answer_json
 from .google import COUNTS, asked, told_once
@@ -88,7 +89,7 @@ class Endpoint:
         models: frozenset[str] = frozenset(),
         budget: Callable[[], str | None] = lambda: None,
         ready: Callable[[], Awaitable[None]] | None = None,
-        admit: Callable[[bool], Awaitable[str | None]] | None = None,
+        admit: Callable[[bool], Awaitable[str | None] | None] = lambda sub_agent: None,
         sub_agent_header: str | None = None,
     ) -> None:
         """Let ``token`` ask for ``route.model`` (also under the names in ``models``), from now on and with what is
@@ -96,8 +97,8 @@ class Endpoint:
 
         ``on_call`` gets each call before the end of its answer goes to the program; it must not block. ``tag`` is
         told to a gateway as spend metadata. ``budget`` gives the reason why no more calls are made, or None. ``ready`` is waited for before the
-        program is given any of an answer. ``admit`` is waited for before the model is asked, and gives the reason when it
-        is not to be; it is told whether the call has the ``sub_agent_header``.
+        program is given any of an answer. ``admit`` gives None for a call that may go out at once, else what is waited for
+        before, which gives the reason when it may not; it is told whether the call has the ``sub_agent_header``.
         """
         client = Client(route, on_call, dict(tag), models | {route.model}, budget, ready, admit, sub_agent_header)
         if (before := self._clients.get(token)) is not None:
@@ -206,14 +207,11 @@ class Endpoint:
         if raw is None:
             await _refuse(send, wire, 413, "request_too_large", f"A request may have {BODY_LIMIT} bytes.")
             return
-        try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict):
+        body = bodies.read(raw)
+        if body is None:
             await _refuse(send, wire, 400, "invalid_request_error", "The request is not a JSON object.")
             return
-        model = (google.model if google is not None else str(body.get("model")))[:200]
+        model = (google.model if google is not None else str(body.fields.get("model")))[:200]
         if model not in client.models:
             names = ", ".join(sorted(client.models))
             await _refuse(send, wire, 403, "permission_error", f"This session may ask for {names}, not for {model}.")
@@ -226,8 +224,8 @@ class Endpoint:
         sub_agent = client.sub_agent_header is not None and client.sub_agent_header in headers
         forward = Forward(client, self._upstream, send, scope[CUT], sub_agent=sub_agent)
         reason = client.budget()
-        if reason is None and client.admit is not None and not counting:
-            admitting = asyncio.create_task(_admitted(client.admit, sub_agent))
+        if reason is None and not counting and (waiting := client.admit(sub_agent)) is not None:
+            admitting = asyncio.ensure_future(waiting)
             await while_connected(admitting, receive)
             if admitting.cancelled():
                 return  # nobody waits for it any more
@@ -245,7 +243,7 @@ class Endpoint:
         if route.program is not None:
             call = translated = self._translated(client, scope, send, sub_agent)
             try:
-                call.task = asyncio.create_task(translated.run(translatable(wire, body)))
+                call.task = asyncio.create_task(translated.run(translatable(wire, body.fields)))
             except Untranslatable as error:
                 await forward.refuse(Failure("model_refused", f"The request is no {wire} request: {error}", 400))
                 return
@@ -254,12 +252,12 @@ class Endpoint:
             url += "/count_tokens" if path == COUNT_PATH else ""
             if wire == "anthropic" and scope["query_string"] == b"beta=true":
                 url += "?beta=true"
-            sent_body = pin(body, route.model, wire, gateway=route.gateway)
+            sent_body = pin(body.fields, route.model, wire, gateway=route.gateway)
             if client.translating and wire == "responses":
                 sent_body["store"] = False  # the program did not ask to have its conversation kept there
             if google is not None:
                 sent_body = told_once(sent_body)
-            content = json.dumps(sent_body).encode()
+            content = body.written(sent_body)
             sent = _sent_headers(client, headers)
             call.task = asyncio.create_task(forward.run(url, sent, content, counted=not counting))
         client.calls.add(call)
@@ -281,10 +279,6 @@ class Endpoint:
             dismiss=self.close_token,
             sub_agent=sub_agent,
         )
-
-
-async def _admitted(admit: Callable[[bool], Awaitable[str | None]], sub_agent: bool) -> str | None:
-    return await admit(sub_agent)
 
 
 async def _read(receive: Receive) -> bytes | None:

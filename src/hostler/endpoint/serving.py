@@ -126,7 +126,7 @@ def listen_private(path: str) -> socket.socket:
     return listener
 
 
-async def while_connected(work: asyncio.Task[Any], receive: Receive) -> None:
+async def while_connected(work: asyncio.Future[Any], receive: Receive) -> None:
     """Let the answer be made, but not longer than the client waits for it. The request's body has been read."""
     gone = asyncio.create_task(_disconnected(receive))
     try:

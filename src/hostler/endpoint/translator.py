@@ -92,18 +92,12 @@ class Translator:
             await _end(process)
 
     async def _launch(self) -> subprocess.Popen[bytes]:
-        env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        # Not the loop's own way to start one: uvloop's takes the app's handler of SIGCHLD away.
-        process = subprocess.Popen(
-            (sys.executable, "-P", "-W", "ignore", "-m", _PROCESS, self._path, self._endpoint),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=env,
-            cwd="/",
-            start_new_session=True,
-        )
+        spawning = asyncio.ensure_future(asyncio.to_thread(self._spawn))
+        try:
+            process = await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            await _end(await spawning)
+            raise
         assert process.stdout is not None
         assert process.stderr is not None
         try:
@@ -119,6 +113,21 @@ class Translator:
             raise
         await _end(process)
         raise TranslationFailed(f"the translator (LiteLLM) does not start: {why}")
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        """In a thread, without the help of the loop: uvloop takes the handler of SIGCHLD from the app."""
+        env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        return subprocess.Popen(
+            (sys.executable, "-P", "-W", "ignore", "-m", _PROCESS, self._path, self._endpoint),
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+        )
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.cookiejar
-import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import cast
 from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
 
 from .failures import Failure, after_attempts, pause_before, refusal, told_in_stream
+from .http_client import ERRORS, HttpClient, headers_of, is_lasting, new_client, piece, words_of
 from .routes import Route
 from .scrub import Scrub, scrubbed
 from .wires import Events, Seen, absorb, read_whole
 
-CONNECT_TIMEOUT = 5.0
 WHOLE_LIMIT = 64 * 1024 * 1024
 _ERROR_LIMIT = 256 * 1024
 _ERROR_TIMEOUT = 5.0
@@ -36,26 +33,22 @@ class Cut(Exception):
 
 @dataclass
 class Answer:
-    """An answer that has begun: whole, or a stream whose first piece is here already."""
+    """An answer that has begun: whole, or a stream whose first piece is here already. Header names are in small
+    letters."""
 
-    response: httpx.Response
+    response: aiohttp.ClientResponse
+    status: int
+    headers: Mapping[str, str]
     whole: bytes | None
     seen: Seen
     first: bytes = b""
     events: Events = field(default_factory=Events)
-    rest: AsyncGenerator[bytes, None] | None = None
-
     released: bool = False
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Unless it was released to its `Upstream`."""
         if not self.released:
-            await self.end()
-
-    async def end(self) -> None:
-        if self.rest is not None:
-            await self.rest.aclose()
-        await self.response.aclose()
+            self.response.close()
 
 
 @dataclass(frozen=True)
@@ -68,33 +61,23 @@ class Outcome:
     doubtful: bool
 
 
-def new_client(*, secure: bool) -> httpx.AsyncClient:
-    """A pooled client that keeps no cookies (it serves many sessions) and follows no redirect (it carries keys).
-    ``secure``: for https upstreams; certificates take a while to load, so that another client trusts nobody."""
-    verify = True if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    no_cookies = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=30.0)
-    return httpx.AsyncClient(verify=verify, cookies=no_cookies, limits=limits, follow_redirects=False)
-
-
 class Upstream:
     """Makes model calls. ``patience``: seconds within which further attempts begin; ``silence``: seconds without a
     byte after which a model counts as gone."""
 
     def __init__(self, *, patience: float, silence: float) -> None:
-        self._clients: dict[bool, asyncio.Task[httpx.AsyncClient]] = {}
+        self._clients: dict[bool, asyncio.Task[HttpClient]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._patience = patience
         self._silence = silence
-        self._timeout = httpx.Timeout(silence, connect=CONNECT_TIMEOUT)
 
-    async def client(self, route: Route) -> httpx.AsyncClient:
+    async def client(self, route: Route) -> HttpClient:
         """The client for this route, made when the first call needs it. Raises what keeps it from being made:
         certificates that cannot be read, a proxy that makes no sense."""
         secure = urlsplit(route.base).scheme == "https"
         making = self._clients.get(secure)
         if making is None or (making.done() and making.exception() is not None):
-            making = self._clients[secure] = asyncio.create_task(asyncio.to_thread(new_client, secure=secure))
+            making = self._clients[secure] = asyncio.create_task(new_client(secure=secure))
         return await asyncio.shield(making)
 
     async def warm(self, route: Route) -> None:
@@ -107,7 +90,7 @@ class Upstream:
             ending.cancel()
         await asyncio.gather(*self._ending, return_exceptions=True)
         for made in await asyncio.gather(*self._clients.values(), return_exceptions=True):
-            if isinstance(made, httpx.AsyncClient):
+            if isinstance(made, HttpClient):
                 await made.aclose()
 
     async def ask(self, route: Route, url: str, headers: Mapping[str, str], content: bytes) -> Outcome:
@@ -132,33 +115,29 @@ class Upstream:
             await asyncio.sleep(pause)
 
     async def _attempt(
-        self, client: httpx.AsyncClient, route: Route, url: str, headers: Mapping[str, str], content: bytes
+        self, client: HttpClient, route: Route, url: str, headers: Mapping[str, str], content: bytes
     ) -> Answer:
-        request = client.build_request("POST", url, headers=headers, content=content, timeout=self._timeout)
         try:
-            response = await client.send(request, stream=True)
-        except httpx.HTTPError as error:
+            response = await client.send("POST", url, headers, content, silence=self._silence)
+        except (*ERRORS, ValueError) as error:
             raise self._broken(route, error) from None
         try:
-            if not response.is_success:
-                raise _Failed(
-                    refusal(route.host, response.status_code, response.headers, await _error_body(response, route))
-                )
-            if "text/event-stream" in response.headers.get("content-type", ""):
-                return await self._begin(route, response)
-            return await self._whole(route, response)
-        except httpx.HTTPError as error:
-            await response.aclose()
+            answered = headers_of(response)
+            if not 200 <= response.status < 300:
+                raise _Failed(refusal(route.host, response.status, answered, await _error_body(response, route)))
+            if "text/event-stream" in answered.get("content-type", ""):
+                return await self._begin(route, Answer(response, response.status, answered, None, Seen()))
+            return await self._whole(route, Answer(response, response.status, answered, None, Seen()))
+        except ERRORS as error:
+            response.close()
             raise self._broken(route, error, sent=True) from None
         except BaseException:
-            await response.aclose()
+            response.close()
             raise
 
-    async def _begin(self, route: Route, response: httpx.Response) -> Answer:
+    async def _begin(self, route: Route, answer: Answer) -> Answer:
         """Read the first piece, so that a stream which begins with its failure can still be tried again."""
-        answer = Answer(response, None, Seen())
-        answer.rest = cast(AsyncGenerator[bytes, None], response.aiter_bytes())
-        answer.first = await anext(answer.rest, b"")
+        answer.first = await piece(answer.response, as_cut=True)
         if not answer.first:
             failure = Failure("model_unavailable", f"{route.host} ended its answer before the first byte", again=True)
             raise _Failed(failure, doubtful=True)
@@ -168,39 +147,39 @@ class Upstream:
             raise _Failed(failure)
         return answer
 
-    async def _whole(self, route: Route, response: httpx.Response) -> Answer:
+    async def _whole(self, route: Route, answer: Answer) -> Answer:
         pieces, size = [], 0
-        async for piece in response.aiter_bytes():
-            pieces.append(piece)
-            size += len(piece)
+        while more := await piece(answer.response):
+            pieces.append(more)
+            size += len(more)
             if size > WHOLE_LIMIT:
                 raise _Failed(
                     Failure("model_refused", f"{route.host} answered more than {WHOLE_LIMIT} bytes"), doubtful=True
                 )
-        body = b"".join(pieces)
-        seen = read_whole(route.wire, body)
+        answer.whole = b"".join(pieces)
+        seen = read_whole(route.wire, answer.whole)
         if seen is None:
-            kind = response.headers.get("content-type", "none")[:100]
-            message = f"{route.host} answered HTTP {response.status_code}, but no model answer (content type {kind})"
+            kind = answer.headers.get("content-type", "none")[:100]
+            message = f"{route.host} answered HTTP {answer.status}, but no model answer (content type {kind})"
             raise _Failed(Failure("model_refused", f"{message}: check the model address (api_base)"), doubtful=True)
-        return Answer(response, body, seen)
+        answer.seen = seen
+        return answer
 
     async def pieces(self, route: Route, answer: Answer) -> AsyncGenerator[bytes, None]:
         """The pieces of a stream as they come; ``answer.seen`` is always ahead of the piece just given. Raises Cut
         when it ends early."""
         yield answer.first
-        assert answer.rest is not None
         try:
             while not answer.seen.whole:
-                piece = await anext(answer.rest, b"")
-                if not piece:
+                more = await piece(answer.response)
+                if not more:
                     break
-                for data in answer.events.feed(piece):
+                for data in answer.events.feed(more):
                     answer.seen = absorb(route.wire, answer.seen, data)
-                yield piece
-        except httpx.ReadTimeout:
+                yield more
+        except aiohttp.SocketTimeoutError:
             raise Cut(self._silent(route)) from None
-        except httpx.HTTPError as error:
+        except ERRORS as error:
             if not answer.seen.whole:
                 raise Cut(_cut(route, _words(error, route))) from None
         if not (answer.seen.whole or answer.seen.stopped or answer.seen.error):
@@ -210,35 +189,35 @@ class Upstream:
         """Nobody waits for the end of this stream, whose last event has come. It is read in the background, so that
         the connection can be used again."""
         answer.released = True
+        if answer.response.closed:  # the end came with the last event
+            return
         ending = asyncio.create_task(self._read_out(answer))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
     async def _read_out(self, answer: Answer) -> None:
-        assert answer.rest is not None
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
-                async for _ in answer.rest:
+                while await piece(answer.response):
                     pass
-        except (TimeoutError, httpx.HTTPError):
+        except ERRORS:
             pass
         finally:
-            await answer.end()
+            answer.response.close()
 
     def _silent(self, route: Route) -> Failure:
         return Failure("model_silent", f"{route.host} sent nothing for {self._silence:g} s")
 
-    def _broken(self, route: Route, error: httpx.HTTPError, *, sent: bool = False) -> _Failed:
-        if isinstance(error, httpx.ReadTimeout):
+    def _broken(self, route: Route, error: Exception, *, sent: bool = False) -> _Failed:
+        if isinstance(error, aiohttp.SocketTimeoutError):
             return _Failed(self._silent(route), doubtful=True)
-        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)) and not sent:
+        if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)) and not sent:
             failure = Failure(
                 "model_unavailable", f"{route.host} cannot be reached: {_words(error, route)}", again=True
             )
             return _Failed(failure)
         message = f"The connection to {route.host} broke before an answer: {_words(error, route)}"
-        again = isinstance(error, (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException))
-        return _Failed(Failure("model_unavailable", message, again=again), doubtful=True)
+        return _Failed(Failure("model_unavailable", message, again=not is_lasting(error)), doubtful=True)
 
 
 class _Failed(Exception):
@@ -253,20 +232,20 @@ def _cut(route: Route, why: str) -> Failure:
 
 
 def _words(error: Exception, route: Route) -> str:
-    return scrubbed(str(error) or type(error).__name__, route.key)
+    return scrubbed(words_of(error), route.key)
 
 
-async def _error_body(response: httpx.Response, route: Route) -> bytes:
+async def _error_body(response: aiohttp.ClientResponse, route: Route) -> bytes:
     body, scrub = b"", Scrub(route.key)
     try:
         async with asyncio.timeout(_ERROR_TIMEOUT):
-            async for piece in response.aiter_bytes():
-                body += scrub.feed(piece)
+            while more := await piece(response):
+                body += scrub.feed(more)
                 if len(body) > _ERROR_LIMIT:
                     break
             else:
                 body += scrub.rest()
-    except (TimeoutError, httpx.HTTPError):
+    except ERRORS:
         pass  # the status says enough
-    await response.aclose()
+    response.close()
     return body

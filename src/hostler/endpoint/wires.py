@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import google
+from . import bodies, google
 from .routes import WireName
 
 PATHS: Mapping[str, WireName] = {
@@ -140,10 +140,7 @@ def absorb(wire: WireName, seen: Seen, data: bytes) -> Seen:
         return replace(seen, whole=True)
     if wire != "chat" and not any(word in data for word in _WORDS[wire]):
         return seen
-    try:
-        event = json.loads(data)
-    except (ValueError, RecursionError):
-        return seen
+    event = bodies.loads(data)
     if not isinstance(event, dict):
         return seen
     return _ABSORB[wire](seen, event)
@@ -242,10 +239,7 @@ def _data(block: bytes) -> bytes:
 
 def read_whole(wire: WireName, body: bytes) -> Seen | None:
     """What an answer that was not streamed says; None when it is no model answer."""
-    try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
+    answer = bodies.loads(body)
     if not isinstance(answer, dict):
         return None
     if wire == "gemini":
@@ -264,10 +258,7 @@ def _error(event: Mapping[str, Any]) -> tuple[str, str]:
 
 def read_error(body: bytes) -> tuple[str, str]:
     """(type or code, message) of an error answer in any of the shapes that providers and gateways use."""
-    try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError):
-        answer = None
+    answer = bodies.loads(body)
     if isinstance(answer, dict):
         kind, message = _error(answer)
         return kind, message or str(answer.get("detail") or "")
