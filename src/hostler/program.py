@@ -114,10 +114,6 @@ class Program:
     async def send(self, sends: Sequence[Send]) -> None:
         await self._held.send_all(sends)
 
-    async def was_given(self, turn: str) -> bool:
-        """Whether the program was given the prompt of that turn: by this host or one before it. Raises KeeperError."""
-        return await self._held.was_given(turn)
-
     async def open_turn(self) -> None:
         await self._held.open_turn()
 

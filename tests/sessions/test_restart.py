@@ -28,7 +28,7 @@ from hostler.harness import (
     ToolCall,
     ToolResult,
 )
-from hostler.keeper import PROTOCOL, launch
+from hostler.keeper import launch
 from hostler.testing.model_server import ModelServer
 from tests.conftest import keepers_of, processes_of, wait_until
 from tests.sessions.programs import ALL, FAKE_PROGRAM, GEMINI, Program, ids
@@ -316,8 +316,8 @@ def newer(models: ModelServer, tmp_path: Path) -> Callable[..., list[str]]:
     holder = tmp_path / "keeper" / "holder"
     shutil.copytree(launch.HOLDER, holder)
     source = (holder / "frames.py").read_text()
-    assert f"PROTOCOL = {PROTOCOL}\n" in source
-    (holder / "frames.py").write_text(source.replace(f"PROTOCOL = {PROTOCOL}\n", "PROTOCOL = 99\n"))
+    assert "PROTOCOL = 1\n" in source
+    (holder / "frames.py").write_text(source.replace("PROTOCOL = 1\n", "PROTOCOL = 99\n"))
 
     def run(**job: Any) -> list[str]:
         job = {"harness": "fake", "options": FAKE_PROGRAM.options(models), "leave": "detach", **job}

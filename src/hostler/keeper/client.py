@@ -134,10 +134,6 @@ class Held:
         if frames := [_input(send) for send in sends]:
             await self._write(b"".join(frames))
 
-    async def was_given(self, key: str) -> bool:
-        """Whether an input with this key was taken for the program, by whichever host; the log may be acknowledged."""
-        return bool((await self._command({"command": "given", "key": key}, _WAIT))["given"])
-
     async def open_turn(self) -> None:
         """A turn begins: what runs now is the program, what comes is the turn's."""
         await self._write(wire.pack(wire.OPEN_TURN))

@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # the module typing takes long to import
 if TYPE_CHECKING:
     from typing import Any
 
-PROTOCOL = 2
+PROTOCOL = 1
 HEADER = struct.Struct(">QcI")  # number (0: not numbered), kind, length of the payload
 PART = 1 << 20  # a line longer than this crosses in parts
 MAX_CONTROL = 1 << 16

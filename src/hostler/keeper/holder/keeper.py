@@ -127,9 +127,6 @@ class Keeper:
         if command == "probe":
             visitor.say(frames.DONE, {"attached": self._client is not None})
             return visitor.leave()
-        if command == "given":
-            visitor.say(frames.DONE, {"given": str(request["key"]) in self._keys})
-            return visitor.leave()
         if epoch > self._epoch:
             self._put_out()
         self._epoch, self._holder = epoch, holder
