@@ -376,7 +376,7 @@ def _native_id(stored: Stored, place: Place) -> str | None:
         and not any("{id}" in f.pattern for f in place.runtime.native_files)
     ):
         return None  # it names its conversations itself, and has named none: what files there are hold none of ours
-    found = native.check(place.dirs.home, place.runtime.native_files, native_id, stored.native)
+    found = native.check(place.dirs.home, place.dirs.native, place.runtime.native_files, native_id, stored.native)
     if found == "ok" or native.restorable(place.dirs.native, stored.native):
         return native_id
     if not begun:
@@ -392,7 +392,8 @@ def _restore(stored: Stored, place: Place) -> str | None:
     native_id = _native_id(stored, place)
     if (
         native_id is not None
-        and native.check(place.dirs.home, place.runtime.native_files, native_id, stored.native) != "ok"
+        and native.check(place.dirs.home, place.dirs.native, place.runtime.native_files, native_id, stored.native)
+        != "ok"
     ):
         assert stored.native is not None
         native.restore(place.dirs.native, place.dirs.home, stored.native)

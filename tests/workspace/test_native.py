@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hostler.types.errors import SessionLost
 from hostler.types.runtime import NativeFile
@@ -50,7 +53,7 @@ class Home:
         return self.manifest
 
     def check(self, files: tuple[NativeFile, ...] = FILES) -> str:
-        return native.check(str(self.path), files, ID, self.manifest)
+        return native.check(str(self.path), str(self.saved), files, ID, self.manifest)
 
     def restore(self) -> None:
         assert self.manifest is not None
@@ -355,6 +358,7 @@ def test_a_hard_link_is_not_written_through(home: Home, tmp_path: Path) -> None:
 def test_an_id_matches_only_itself(home: Home, native_id: str) -> None:
     home.append({"n": 1})
     home.write("secret.jsonl", b"{}\n")
+    home.write("projects/-w-p/a/b.jsonl", b"{}\n")
     manifest = native.save(str(home.path), str(home.saved), (LOG,), native_id, None)
     assert manifest["files"] == []
 
@@ -375,13 +379,16 @@ def test_limits(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("limit" in reason for reason in manifest["skipped"])
 
 
-def test_a_database_that_is_written_to_meanwhile_is_consistent(home: Home, database: sqlite3.Connection) -> None:
+def test_a_database_that_is_written_to_meanwhile_is_consistent(
+    home: Home, database: sqlite3.Connection, tmp_path: Path
+) -> None:
     database.execute("create table n (t text)")
     database.commit()
     stop = threading.Event()
 
     def write() -> None:
         db = sqlite3.connect(home.path / "share" / "app.db", timeout=10)
+        db.execute("pragma wal_autocheckpoint=50")
         while not stop.is_set():
             with db:
                 db.execute("insert into m values (?)", ("x" * 2000,))
@@ -392,19 +399,237 @@ def test_a_database_that_is_written_to_meanwhile_is_consistent(home: Home, datab
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        for _ in range(15):
+        for number in range(15):
             manifest = home.save((DB,))
             if manifest["files"]:
-                copy = sqlite3.connect(home.blob(home.path / "share" / "app.db"))
+                (tmp_path / f"{number}").mkdir()
+                native.restore(str(home.saved), str(tmp_path / f"{number}"), manifest)
+                copy = sqlite3.connect(tmp_path / f"{number}" / "share" / "app.db")
                 assert len({copy.execute(f"select count(*) from {table}").fetchone() for table in "mn"}) == 1
                 copy.close()
             time.sleep(0.01)
     finally:
         stop.set()
         thread.join()
+    assert home.save((DB,))["skipped"] == []
+
+
+def test_of_a_database_only_what_its_log_has_grown_by_is_copied(home: Home, database: sqlite3.Connection) -> None:
+    add(database, "one")
+    first = home.save((DB,))
+    (item,) = first["files"]
+    inodes = {file.name: file.stat().st_ino for file in home.saved.iterdir()}
+    add(database, "two")
+    (grown,) = home.save((DB,))["files"]
+    assert {file.name: file.stat().st_ino for file in home.saved.iterdir()} == inodes
+    assert (grown["blob"], grown["log"]["blob"]) == (item["blob"], item["log"]["blob"])
+    assert grown["log"]["bytes"] > item["log"]["bytes"]
+    log = home.saved / grown["log"]["blob"]
+    assert log.read_bytes() == (home.path / "share" / "app.db-wal").read_bytes()
+    before = log.stat().st_mtime_ns
     home.save((DB,))
-    assert home.manifest is not None
-    assert home.manifest["skipped"] == []
+    assert log.stat().st_mtime_ns == before, "nothing new, nothing written"
+    assert home.check((DB,)) == "ok"
+    database.close()
+    for manifest, expected in ((home.manifest, ["one", "two"]), (first, ["one"])):
+        home.manifest = manifest
+        (home.path / "share" / "app.db").unlink()
+        home.restore()
+        assert rows(home.path / "share" / "app.db") == expected
+
+
+def test_a_log_that_grew_for_a_host_that_died_is_copied_anew(home: Home, database: sqlite3.Connection) -> None:
+    add(database, "one")
+    recorded = home.save((DB,))
+    add(database, "two")
+    home.save((DB,))  # never recorded
+    home.manifest = recorded
+    add(database, "three")
+    (item,) = home.save((DB,))["files"]
+    assert item["blob"] == recorded["files"][0]["blob"]
+    assert item["log"]["blob"] != recorded["files"][0]["log"]["blob"]
+    database.close()
+    (home.path / "share" / "app.db").unlink()
+    home.restore()
+    assert rows(home.path / "share" / "app.db") == ["one", "two", "three"]
+
+
+def test_a_log_that_was_begun_anew_over_the_same_file_is_copied_anew(home: Home, database: sqlite3.Connection) -> None:
+    """SQLite does so when all of it is in the file already."""
+    for text in ("one", "two"):
+        add(database, text)
+    database.execute("pragma wal_checkpoint(passive)")
+    (item,) = home.save((DB,))["files"]
+    add(database, "three")
+    (again,) = home.save((DB,))["files"]
+    assert again["blob"] == item["blob"]
+    assert again["log"]["blob"] != item["log"]["blob"]
+    database.close()
+    (home.path / "share" / "app.db").unlink()
+    home.restore()
+    assert rows(home.path / "share" / "app.db") == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("saved_before", [True, False])
+def test_a_checkpoint_in_the_middle_of_a_save(
+    home: Home, database: sqlite3.Connection, saved_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that was copied and the log that follows do not belong together then."""
+    add(database, "one")
+    if saved_before:
+        home.save((DB,))
+    add(database, "two")
+    real, times = native._save_log, iter(["now"])
+
+    def save_log(*args: Any) -> dict[str, Any] | None:
+        if next(times, None):
+            database.execute("pragma wal_checkpoint(truncate)")
+            add(database, "three")
+        return real(*args)
+
+    monkeypatch.setattr(native, "_save_log", save_log)
+    assert home.save((DB,))["skipped"] == []
+    database.close()
+    (home.path / "share" / "app.db").unlink()
+    home.restore()
+    assert rows(home.path / "share" / "app.db") == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("torn", ["cut", "body", "unfinished"])
+def test_of_a_transaction_that_is_not_whole_nothing_is_saved(
+    home: Home, database: sqlite3.Connection, torn: str
+) -> None:
+    add(database, "one")
+    (item,) = home.save((DB,))["files"]
+    database.execute("insert into m values (?)", ("x" * 20_000,))
+    database.commit()
+    log = home.path / "share" / "app.db-wal"
+    data = bytearray(log.read_bytes())
+    if torn == "cut":
+        del data[-100:]
+    elif torn == "body":  # the head of a frame is written before its page
+        data[-100:] = bytes(100)
+    else:
+        last = len(data) - 4096 - 24
+        data[last + 4 : last + 8] = bytes(4)
+    log.write_bytes(data)
+    (again,) = home.save((DB,))["files"]
+    assert again["log"] == item["log"]
+
+
+def test_a_damaged_log_is_found(home: Home, database: sqlite3.Connection) -> None:
+    home.save((DB,))
+    add(database, "one")
+    add(database, "two")
+    manifest = home.save((DB,))
+    assert native.restorable(str(home.saved), manifest)
+    copy = home.saved / manifest["files"][0]["log"]["blob"]
+    data = bytearray(copy.read_bytes())
+    data[len(data) // 2] ^= 1
+    copy.write_bytes(data)
+    assert not native.restorable(str(home.saved), manifest)
+    database.close()
+    assert home.check((DB,)) == "ok"
+    (home.path / "share" / "app.db").unlink()
+    with pytest.raises(SessionLost, match="log is damaged"):
+        home.restore()
+
+
+def test_rows_that_are_deleted_are_no_damage(home: Home, database: sqlite3.Connection) -> None:
+    for text in ("one", "two", "three"):
+        add(database, text)
+    home.save((DB,))
+    database.execute("delete from m where t != 'two'")
+    database.commit()
+    home.save((DB,))
+    database.close()
+    assert home.check((DB,)) == "ok"
+    assert rows(home.path / "share" / "app.db") == ["two"]
+
+
+def test_an_older_database_is_one_with_fewer_rows_than_the_saved_log_holds(
+    home: Home, database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    add(database, "one")
+    home.save((DB,))
+    shutil.copytree(home.path, tmp_path / "older")
+    add(database, "two")
+    home.save((DB,))
+    database.close()
+    shutil.rmtree(home.path)
+    shutil.copytree(tmp_path / "older", home.path)
+    assert home.check((DB,)) == "damaged"
+    home.restore()
+    assert rows(home.path / "share" / "app.db") == ["one", "two"]
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("insert"), st.integers(1, 9000)),
+    st.tuples(st.just("delete"), st.integers(1, 5)),
+    st.tuples(st.just("spill"), st.booleans()),  # so much that it comes into the log before the end, which may not come
+    st.tuples(st.just("checkpoint"), st.sampled_from(["passive", "full", "restart", "truncate"])),
+    st.tuples(st.just("vacuum"), st.none()),
+    st.tuples(st.just("reopen"), st.none()),
+    st.tuples(st.just("mode"), st.sampled_from(["wal", "delete"])),
+    st.tuples(st.just("save"), st.booleans()),  # and whether the host comes to record it
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, max_size=30))
+def test_what_is_saved_is_what_was_there(steps: list[tuple[str, Any]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder))
+        path = home.path / "share" / "app.db"
+        path.parent.mkdir()
+        db = open_database(path)
+        recorded: tuple[dict[str, Any], list[str]] | None = None
+        try:
+            for number, (step, value) in enumerate([*steps, ("save", True)]):
+                if step == "insert":
+                    add(db, f"{number}" * value)
+                elif step == "delete":
+                    db.execute(f"delete from m where rowid % {value} = 0")
+                    db.commit()
+                elif step == "spill":
+                    db.executemany("insert into m values (?)", [(f"{number}" * 5000,)] * 20)
+                    db.commit() if value else db.rollback()
+                elif step == "checkpoint":
+                    db.execute(f"pragma wal_checkpoint({value})")
+                elif step == "vacuum":
+                    db.execute("vacuum")
+                elif step == "reopen":
+                    db.close()
+                    db = open_database(path)
+                elif step == "mode":
+                    db.execute(f"pragma journal_mode={value}")
+                else:
+                    before = home.manifest
+                    manifest = home.save((DB,))
+                    assert manifest["skipped"] == []
+                    content = [text for (text,) in db.execute("select t from m order by rowid")]
+                    for kept, expected in [(manifest, content), *([recorded] if recorded else [])]:
+                        with tempfile.TemporaryDirectory(dir=folder) as other:
+                            native.restore(str(home.saved), other, kept)
+                            assert rows(Path(other) / "share" / "app.db") == expected
+                    recorded, home.manifest = ((manifest, content), manifest) if value else (recorded, before)
+        finally:
+            db.close()
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path)
+    db.execute("pragma journal_mode=wal")
+    db.execute("pragma synchronous=off")
+    db.execute("pragma cache_size=5")
+    db.execute("create table if not exists m (t text)")
+    db.commit()
+    return db
+
+
+def add(db: sqlite3.Connection, text: str) -> None:
+    db.execute("insert into m values (?)", (text,))
+    db.commit()
 
 
 def test_a_database_cannot_have_files_deleted(home: Home, database: sqlite3.Connection) -> None:

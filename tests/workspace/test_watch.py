@@ -160,10 +160,44 @@ def test_another_process_tells_the_same_after_a_crash(ws: Path, tmp_path: Path) 
     watch.close()
 
 
+def test_a_look_that_shows_nothing_new_is_not_written_again(watch: Watch, ws: Path, tmp_path: Path) -> None:
+    (ws / "f").write_text("old\n")
+    before = tmp_path / "private" / "before"
+    begin(watch, "turn-1")
+    inode = before.stat().st_ino
+    assert watch.changes() == ()
+    watch.save()
+    begin(watch, "turn-2")
+    assert before.stat().st_ino == inode
+    (ws / "f").write_text("new\n")
+    other = Watch(str(ws), str(tmp_path / "private"))
+    assert kinds(other.changes()) == kinds(watch.changes()) == {"f": "modified"}
+    watch.save()
+    other.close()
+    assert Watch(str(ws), str(tmp_path / "private")).changes() == (), "the turn is over"
+
+
+def test_a_look_that_another_host_has_written_since_is_written_again(watch: Watch, ws: Path, tmp_path: Path) -> None:
+    begin(watch, "turn-1")
+    assert watch.changes() == ()
+    watch.save()
+    (ws / "f").write_text("there for a turn\n")
+    other = Watch(str(ws), str(tmp_path / "private"))
+    begin(other, "turn-2")
+    (ws / "f").unlink()
+    assert kinds(other.changes()) == {"f": "deleted"}
+    other.save()
+    begin(watch, "turn-3")
+    assert Watch(str(ws), str(tmp_path / "private")).changes() == ()
+    other.close()
+
+
 def test_without_a_begin_there_is_nothing_to_tell(watch: Watch, ws: Path, tmp_path: Path) -> None:
     (ws / "f").write_text("x")
     assert watch.changes() == ()
     (tmp_path / "private" / "before").write_bytes(b"garbage")
+    assert watch.changes() == ()
+    (tmp_path / "private" / "turn").write_bytes(b'"turn-1"')
     assert watch.changes() == ()
 
 

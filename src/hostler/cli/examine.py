@@ -136,7 +136,7 @@ def _program(dirs: SessionDirs, row: Row[Any]) -> Iterator[tuple[str, str]]:
     if not row.finished and row.native_id is None:
         yield _GOOD, "history: the conversation has not begun"
         return
-    found = native.check(dirs.home, runtime.native_files, row.native_id or row.new_id, row.native)
+    found = native.check(dirs.home, dirs.native, runtime.native_files, row.native_id or row.new_id, row.native)
     if found == "ok":
         yield _GOOD, f"history: conversation {row.native_id} is in the program's home"
     elif native.restorable(dirs.native, row.native):

@@ -65,7 +65,8 @@ class Baseline:
     def refresh(self, root: Root, snapshot: Snapshot) -> None:
         """Have what ``snapshot`` saw read in the background, as far as it is not known yet. Returns at once."""
         with self._lock:
-            if self._closed or (self._wanted is None and self._thread is None and snapshot.entries == self._known):
+            known = snapshot.entries is self._known or snapshot.entries == self._known
+            if self._closed or (self._wanted is None and self._thread is None and known):
                 return
             self._wanted = (root, snapshot)
             if self._thread is None:

@@ -52,7 +52,7 @@ def split(path: str, virtual: str = "/session") -> tuple[str, ...]:
     parts = tuple(part for part in inner.split("/") if part not in ("", "."))
     if ".." in parts or parts[:1] == ("~",):
         raise PathError(f"{path!r} may leave its root: '..' and '~' are refused.")
-    if any(len(os.fsencode(part)) > _MAX_NAME for part in parts):
+    if size > _MAX_NAME and any(len(os.fsencode(part)) > _MAX_NAME for part in parts):
         raise PathError(f"{path[:80]!r}... holds a name of more than {_MAX_NAME} bytes.")
     return parts
 

@@ -8,6 +8,8 @@ import stat
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from operator import ne
 from typing import Protocol
 
 from ..types.events import FileChange
@@ -70,12 +72,12 @@ def _regular(entry: Entry | None) -> bool:
 
 
 def _differing(before: Snapshot, after: Snapshot) -> Iterator[str]:
-    for path, old in before.entries.items():
-        new = after.entries.get(path)
-        if new is None:
+    found = map(after.entries.get, before.entries)
+    for path in compress(before.entries, map(ne, before.entries.values(), found)):
+        if path not in after.entries:
             if not inside(path, after.skipped):
                 yield path
-        elif old != new and not _same_link(path, before, after):
+        elif not _same_link(path, before, after):
             yield path
     for path in after.entries.keys() - before.entries.keys():
         if not inside(path, before.skipped):

@@ -12,16 +12,19 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal
 
 from ..types.errors import PathError, SessionLost
+from ..types.result import FileEntry
 from ..types.runtime import NativeFile
-from . import jsonl, sqlite
+from . import jsonl, sqlite, wal
 from .confined import Root
-from .scan import entry_of
+from .scan import Entry, Snapshot, entry_of, settle
 
 Manifest = dict[str, Any]
-"""JSON: ``files`` (path below home, bytes, kind, mode, and how it was copied) and ``skipped`` (why something was not)."""
+"""JSON: ``files`` (path below home, bytes, kind, mode, how it was copied, and of a database the ``log`` that belongs to the
+copy) and ``skipped`` (why something was not)."""
 
 Status = Literal["ok", "missing", "damaged", "lost"]
 
@@ -32,6 +35,7 @@ _MAX_DEPTH = 32
 _EDGE = 4096
 _GARBAGE_AGE = 3600.0  # a copy without a manifest may be another host's, which has not recorded it yet
 _MAX_CHECKED_DB = 64 << 20
+_TRIES = 5
 
 
 class _Skipped(Exception):
@@ -69,28 +73,26 @@ def save(
             break
         try:
             saved[path] = _save_one(root, target_dir, path, kind, known.get(path), left)
-            left -= saved[path]["bytes"]
+            left -= _size(saved[path])
         except FileNotFoundError:
             continue
         except (OSError, PathError, EOFError, _Skipped, sqlite.NotCopied) as error:
             skipped.append(f"{path}: {str(error) or 'it was cut short while it was copied'}")
     kept = [item for path, item in known.items() if keep and path not in saved]
-    _sweep(target_dir, {item["blob"] for item in (*known.values(), *saved.values())})
+    _sweep(target_dir, {part["blob"] for item in (*known.values(), *saved.values()) for part in _parts(item)})
     return {"files": [*saved.values(), *kept][:_MAX_FILES], "skipped": skipped}
 
 
 def _save_one(
     root: Root, target_dir: str, path: str, kind: str, old: Mapping[str, Any] | None, left: int
 ) -> dict[str, Any]:
+    if kind == "sqlite":
+        return _save_database(root, target_dir, path, old, left)
     with root.open_read(path) as source:
         info = os.fstat(source.fileno())
         seen = [info.st_dev, *entry_of(info)]
-        if info.st_size > left:
-            raise _Skipped(f"with {info.st_size} bytes it is over the limit of 1 GB for all files")
-        if kind == "sqlite":
-            with contextlib.suppress(FileNotFoundError):
-                seen += entry_of(root.lstat(path + "-wal"))
-        if old and old["seen"] == seen and _blob_size(target_dir, old) >= old["bytes"]:
+        _fits(info.st_size, left)
+        if old and old["seen"] == seen and _is_there(target_dir, old):
             return dict(old)
         item = {"path": path, "kind": kind, "mode": stat.S_IMODE(info.st_mode), "seen": seen}
         content = jsonl.chunks(source, 0, info.st_size)
@@ -100,17 +102,24 @@ def _save_one(
             if old and same_file and _append(source, size, target_dir, old):
                 return {**item, "bytes": size, "blob": old["blob"]}
             content = _worth_saving(source, size, info.st_size, old["bytes"] if old else 1)
-        blob = f"{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}.{secrets.token_hex(4)}"
-        target = os.path.join(target_dir, blob)
-        if kind == "sqlite":
-            sqlite.copy(root, path, target)
-            item["rows"] = sqlite.rows(target)
-        else:
-            with open(target, "xb", opener=_private) as file:
-                file.writelines(content)
-        _sync(target)
-        _sync(target_dir)
-        return {**item, "bytes": os.stat(target).st_size, "blob": blob}
+        return {**item, **_new_blob(target_dir, path, content)}
+
+
+def _fits(size: int, left: int) -> None:
+    if size > left:
+        raise _Skipped(f"with {size} bytes it is over the limit of 1 GB for all files")
+
+
+def _new_blob(target_dir: str, path: str, content: Iterable[bytes]) -> dict[str, Any]:
+    blob = f"{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}.{secrets.token_hex(4)}"
+    target = os.path.join(target_dir, blob)
+    with open(target, "xb", opener=_private) as file:
+        file.writelines(content)
+        file.flush()
+        os.fsync(file.fileno())
+        size = file.tell()
+    _sync(target_dir)
+    return {"bytes": size, "blob": blob}
 
 
 def _worth_saving(source: BinaryIO, size: int, torn_size: int, least: int) -> Iterator[bytes]:
@@ -142,6 +151,94 @@ def _append(source: BinaryIO, size: int, target_dir: str, old: Mapping[str, Any]
     return True
 
 
+# A database is saved as it lies there: its file, and of its write-ahead log what is committed. While the file is the
+# same, only the log has grown; SQLite moves it into the file from time to time, and then everything is copied anew.
+
+
+def _save_database(root: Root, target_dir: str, path: str, old: Mapping[str, Any] | None, left: int) -> dict[str, Any]:
+    for attempt in range(_TRIES):
+        with root.open_read(path) as source:
+            info = os.fstat(source.fileno())
+            entry = entry_of(info)
+            seen = [info.st_dev, *entry]
+            with contextlib.suppress(FileNotFoundError):
+                seen += entry_of(root.lstat(path + "-wal"))
+            if old and old["seen"] == seen and _is_there(target_dir, old):
+                return dict(old)
+            item = {"path": path, "kind": "sqlite", "mode": stat.S_IMODE(info.st_mode), "seen": seen}
+            if old and old["seen"][:6] == seen[:6] and _blob_size(target_dir, old) >= old["bytes"]:
+                item |= {"bytes": old["bytes"], "blob": old["blob"]}
+                item["log"] = _save_log(root, target_dir, path, old.get("log"), left - old["bytes"])
+                if _unchanged(root, path, entry):
+                    return item
+                continue
+            _fits(info.st_size, left)
+            if sqlite.in_transaction(root, path):
+                raise _Skipped("it is in the middle of a transaction")
+            settle(Snapshot({path: entry}))  # from now on a change of the file is one of its entry
+            with contextlib.ExitStack() as undone:
+                undone.callback(_drop, target_dir, item)
+                item |= _new_blob(target_dir, path, jsonl.chunks(source, 0, info.st_size))
+                item["log"] = _save_log(root, target_dir, path, None, left - info.st_size)
+                if _unchanged(root, path, entry):
+                    item["log"] = _taken_log(target_dir, item)
+                    undone.pop_all()
+                    return item
+        time.sleep(0.02 * attempt)
+    raise _Skipped("it is being written to all the time")
+
+
+def _unchanged(root: Root, path: str, entry: Entry) -> bool:
+    return entry_of(root.lstat(path)) == entry
+
+
+def _save_log(
+    root: Root, target_dir: str, path: str, old: Mapping[str, Any] | None, left: int
+) -> dict[str, Any] | None:
+    """The committed part of the log, as far as it is new behind the old copy."""
+    try:
+        source = root.open_read(path + "-wal")
+    except FileNotFoundError:
+        return None
+    with source:
+        if old and _blob_size(target_dir, old) == (had := old["bytes"]):
+            with open(os.path.join(target_dir, old["blob"]), "r+b", opener=_no_link) as copy:
+                if wal.same(source, copy, had):
+                    size = wal.committed(source, had)
+                    _fits(size, left)
+                    if size > had:
+                        copy.seek(had)
+                        copy.writelines(jsonl.chunks(source, had, size))
+                        copy.flush()
+                        _not_begun_anew(source, copy, size)
+                        os.fsync(copy.fileno())
+                    return {"bytes": size, "blob": old["blob"]}
+        size = wal.committed(source)
+        _fits(size, left)
+        if not size:
+            return None
+        new = _new_blob(target_dir, path, jsonl.chunks(source, 0, size))
+        with open(os.path.join(target_dir, new["blob"]), "rb", opener=_no_link) as copy:
+            _not_begun_anew(source, copy, size)
+        return new
+
+
+def _not_begun_anew(log: BinaryIO, copy: BinaryIO, size: int) -> None:
+    """What is committed stays as it is until SQLite begins the log anew, with another header."""
+    if not wal.same(log, copy, size):
+        raise _Skipped("its log was begun anew while it was copied")
+
+
+def _taken_log(target_dir: str, item: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The log of a new copy, as far as SQLite takes it. Raises NotCopied when the copy is damaged."""
+    with _put_together(target_dir, item) as (_, frames):
+        if (log := item["log"]) is None:
+            return None
+        with open(os.path.join(target_dir, log["blob"]), "rb", opener=_no_link) as copy:
+            size = wal.end_of(copy, frames)
+        return {**log, "bytes": size} if size else None
+
+
 def _sweep(target_dir: str, used: set[str]) -> None:
     with os.scandir(target_dir) as items:
         for item in items:
@@ -153,7 +250,9 @@ def _sweep(target_dir: str, used: set[str]) -> None:
 # ---- copy to home ----------------------------------------------------------------------------------------------------
 
 
-def check(home: str, files: Iterable[NativeFile], native_id: str, manifest: Mapping[str, Any] | None) -> Status:
+def check(
+    home: str, target_dir: str, files: Iterable[NativeFile], native_id: str, manifest: Mapping[str, Any] | None
+) -> Status:
     """Whether the program can go on with what is in its home. Only while the program is not running.
 
     A ``jsonl`` file is repaired on the way: a complete last record gets its newline, an incomplete one is cut off, so is
@@ -163,7 +262,7 @@ def check(home: str, files: Iterable[NativeFile], native_id: str, manifest: Mapp
     root = Root(home)
     known = (manifest or {}).get("files", ())
     if known:
-        found = [_status(root, item["path"], item["kind"], _least(item)) for item in known]
+        found = [_status(root, item["path"], item["kind"], _least(target_dir, item)) for item in known]
         # Files of an unfinished turn are not in the manifest yet; torn lines in them are repaired all the same.
         for path in _find(root, files, native_id).items() - {(item["path"], item["kind"]) for item in known}:
             _status(root, *path, 0)
@@ -182,9 +281,9 @@ def read(
         with contextlib.suppress(OSError, PathError, sqlite.NotCopied):
             found[path] = _database(root, path) if kind == "sqlite" else root.read(path)
     for item in (manifest or {}).get("files", ()):
-        if item["path"] not in found and _blob_size(target_dir, item) >= item["bytes"]:
-            with open(os.path.join(target_dir, item["blob"]), "rb", opener=_no_link) as copy:
-                found[item["path"]] = copy.read(item["bytes"])
+        if item["path"] not in found and _is_there(target_dir, item):
+            with contextlib.suppress(sqlite.NotCopied), _saved(target_dir, item) as content:
+                found[item["path"]] = b"".join(content)
     return found
 
 
@@ -207,13 +306,18 @@ def restore(target_dir: str, home: str, manifest: Mapping[str, Any]) -> None:
     root = Root(home)
     for item in manifest["files"]:
         path = item["path"]
-        if _status(root, path, item["kind"], _least(item)) == "ok":
+        if _status(root, path, item["kind"], _least(target_dir, item)) == "ok":
             continue
-        if _blob_size(target_dir, item) < item["bytes"]:
+        if not _is_there(target_dir, item):
             raise SessionLost(f"The saved copy of {path} is missing or cut short; the conversation cannot be put back.")
-        _clear_way(root, path)
-        with open(os.path.join(target_dir, item["blob"]), "rb", opener=_no_link) as copy:
-            root.write(path, jsonl.chunks(copy, 0, item["bytes"]), mode=item["mode"] | 0o600)
+        try:
+            with _saved(target_dir, item) as content:
+                _clear_way(root, path)
+                root.write(path, content, mode=item["mode"] | 0o600)
+        except sqlite.NotCopied as error:
+            raise SessionLost(
+                f"The saved copy of {path} is of no use ({error}); the conversation cannot be put back."
+            ) from None
         if item["kind"] == "sqlite":
             for companion in sqlite.companions(path):
                 with contextlib.suppress(FileNotFoundError):
@@ -234,9 +338,15 @@ def relocate(home: str, files: Iterable[NativeFile], native_id: str, workdir: st
                         sqlite.change(root, path, wanted.moved, {"workdir": workdir})
 
 
-def _least(item: Mapping[str, Any]) -> int:
+def _least(target_dir: str, item: Mapping[str, Any]) -> int:
     """What a file in home must have to be no older than its copy: rows of a database, bytes of anything else."""
-    return int(item.get("rows", 0) if item["kind"] == "sqlite" else item["bytes"])
+    if item["kind"] != "sqlite":
+        return int(item["bytes"])
+    if _size(item) > _MAX_CHECKED_DB or not _is_there(target_dir, item):
+        return 0
+    with contextlib.suppress(sqlite.NotCopied), _put_together(target_dir, item) as (whole, _):
+        return sqlite.rows(whole)
+    return 0  # it is of no use, so whatever is in home is better
 
 
 def _status(root: Root, path: str, kind: str, least: int) -> Status:
@@ -299,56 +409,134 @@ def _clear_way(root: Root, path: str) -> None:
 def _find(root: Root, files: Iterable[NativeFile], native_id: str) -> dict[str, str]:
     """The regular files below home that match, by path, with their kind; the first pattern counts."""
     found: dict[str, str] = {}
-    budget = [_MAX_LOOKED_AT]
+    search = _Search(root, _MAX_LOOKED_AT, {})
+    ids = {"{id}": glob.escape(native_id), "{id:8}": glob.escape(native_id[:8])}
     for wanted in files:
         # Each name of the pattern is filled in by itself: an id with a slash in it matches nothing.
-        names = [_filled(name, native_id) for name in wanted.pattern.split("/")]
-        for path in _matching(root, names, "", budget, 0):
+        names = [_filled(name, ids) for name in wanted.pattern.split("/")]
+        for path in search.matching(names, "", 0):
             found.setdefault(path, wanted.kind)
     return dict(sorted(found.items()))
 
 
-def _filled(name: str, native_id: str) -> str:
-    return name.replace("{id}", glob.escape(native_id)).replace("{id:8}", glob.escape(native_id[:8]))
+def _filled(name: str, ids: Mapping[str, str]) -> str:
+    for key, value in ids.items():
+        name = name.replace(key, value)
+    return name
 
 
-def _matching(root: Root, names: list[str], folder: str, budget: list[int], depth: int) -> Iterator[str]:
-    name, rest = names[0], names[1:]
-    try:
-        if glob.has_magic(name):
-            entries = root.listdir(folder or ".")
-        else:
-            entries = [root.stat(f"{folder}/{name}" if folder else name)]
-    except (OSError, PathError):
-        return
-    if name == "**":
-        yield from _matching(root, rest, folder, budget, depth)
-    for entry in entries:
-        budget[0] -= 1
-        if budget[0] < 0:
+@dataclass(slots=True)
+class _Search:
+    """Walks through what the patterns of one program name, each folder once; ``left`` entries may still be looked at."""
+
+    root: Root
+    left: int
+    listed: dict[str, list[FileEntry]]
+
+    def matching(self, names: list[str], folder: str, depth: int) -> Iterator[str]:
+        name, rest = names[0], names[1:]
+        if not glob.has_magic(name):
+            if "/" in name or name in ("", ".", ".."):
+                return
+            path = f"{folder}/{name}" if folder else name
+            if rest:
+                yield from self.matching(rest, path, depth)
+            elif self._is_file(path):
+                yield path
             return
         if name == "**":
-            if entry.kind == "directory" and depth < _MAX_DEPTH:
-                yield from _matching(root, names, entry.path, budget, depth + 1)
-        elif fnmatch.fnmatchcase(entry.path.rpartition("/")[2], name):
-            if rest and entry.kind == "directory":
-                yield from _matching(root, rest, entry.path, budget, depth)
-            elif not rest and entry.kind == "file":
-                yield entry.path
+            yield from self.matching(rest, folder, depth)
+        for entry in self._entries(folder):
+            self.left -= 1
+            if self.left < 0:
+                return
+            if name == "**":
+                if entry.kind == "directory" and depth < _MAX_DEPTH:
+                    yield from self.matching(names, entry.path, depth + 1)
+            elif fnmatch.fnmatchcase(entry.path.rpartition("/")[2], name):
+                if rest and entry.kind == "directory":
+                    yield from self.matching(rest, entry.path, depth)
+                elif not rest and entry.kind == "file":
+                    yield entry.path
+
+    def _entries(self, folder: str) -> list[FileEntry]:
+        if folder not in self.listed:
+            try:
+                self.listed[folder] = self.root.listdir(folder or ".")
+            except (OSError, PathError):
+                self.listed[folder] = []
+        return self.listed[folder]
+
+    def _is_file(self, path: str) -> bool:
+        try:
+            return stat.S_ISREG(self.root.lstat(path).st_mode)
+        except (OSError, PathError):
+            return False
 
 
 # ---- the copies ------------------------------------------------------------------------------------------------------
 
 
 def _is_sound_copy(target_dir: str, item: Mapping[str, Any]) -> bool:
-    if _blob_size(target_dir, item) < item["bytes"]:
+    if not _is_there(target_dir, item):
         return False
+    if item["kind"] == "file":
+        return True
     if item["kind"] == "sqlite":
-        return _is_database(Root(target_dir), item["blob"], item["bytes"], _least(item))
-    if item["kind"] == "jsonl":
+        with contextlib.suppress(sqlite.NotCopied), _saved(target_dir, item):
+            return True
+        return False
+    with open(os.path.join(target_dir, item["blob"]), "rb", opener=_no_link) as copy:
+        return jsonl.is_sound(copy, 0, item["bytes"])
+
+
+@contextlib.contextmanager
+def _saved(target_dir: str, item: Mapping[str, Any]) -> Iterator[Iterator[bytes]]:
+    """What the manifest counts of a copy, a database with its log. Raises NotCopied when that is not whole."""
+    if item["kind"] != "sqlite":
         with open(os.path.join(target_dir, item["blob"]), "rb", opener=_no_link) as copy:
-            return jsonl.is_sound(copy, 0, item["bytes"])
-    return True
+            yield jsonl.chunks(copy, 0, item["bytes"])
+        return
+    with _put_together(target_dir, item) as (whole, frames), open(whole, "rb") as copy:
+        if (log := item.get("log")) is not None:
+            with open(os.path.join(target_dir, log["blob"]), "rb", opener=_no_link) as file:
+                if wal.end_of(file, frames) != log["bytes"]:
+                    raise sqlite.NotCopied("its log is damaged")
+        yield jsonl.chunks(copy, 0, os.fstat(copy.fileno()).st_size)
+
+
+@contextlib.contextmanager
+def _put_together(target_dir: str, item: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The saved database with its log in it, for a while, and how many frames of the log were good. Raises NotCopied."""
+    with tempfile.TemporaryDirectory(prefix="hostler-") as folder:
+        whole = os.path.join(folder, "copy")
+        for part, name in zip(_parts(item), (whole, whole + "-wal"), strict=False):
+            with (
+                open(os.path.join(target_dir, part["blob"]), "rb", opener=_no_link) as copy,
+                open(name, "xb", opener=_private) as file,
+            ):
+                file.writelines(jsonl.chunks(copy, 0, part["bytes"]))
+        yield whole, sqlite.bring_in_log(whole)
+
+
+def _parts(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a copy consists of: a blob, and of a database perhaps another one with its log."""
+    return [part for part in (item, item.get("log")) if part]
+
+
+def _size(item: Mapping[str, Any]) -> int:
+    return sum(part["bytes"] for part in _parts(item))
+
+
+def _is_there(target_dir: str, item: Mapping[str, Any]) -> bool:
+    return all(_blob_size(target_dir, part) >= part["bytes"] for part in _parts(item))
+
+
+def _drop(target_dir: str, item: Mapping[str, Any]) -> None:
+    for part in _parts(item):
+        if "blob" in part:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(target_dir, part["blob"]))
 
 
 def _blob_size(target_dir: str, item: Mapping[str, Any]) -> int:

@@ -7,9 +7,10 @@ import os
 import stat
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
 # Plain tuples: at 20,000 files an object for each would cost more than the system calls.
@@ -30,6 +31,7 @@ _TICK_NS = 10_000_000  # file times move in steps of at most 10 ms
 _INT64 = (1 << 63) - 1
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_fields: Callable[[os.stat_result], Entry] = attrgetter("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +67,24 @@ def scan(
 
     def visit(fd: int, prefix: str, depth: int) -> None:
         nonlocal count
-        with os.scandir(fd) as found:
-            items = list(found)
-        if prefix and any(item.name in marks for item in items):
+        names = os.listdir(fd)  # an object for each, as os.scandir makes it, takes longer than the system calls
+        if prefix and not marks.isdisjoint(names):
             skipped.add(prefix)
             return
-        count += len(items)
+        count += len(names)
         if count > limit:
             raise _TooMany
         folders = []
-        for item in items:
-            name = item.name
-            if item.is_dir(follow_symlinks=False):
-                if name not in skip:
-                    folders.append(name)
-                continue
+        for name in names:
             try:
-                info = item.stat(follow_symlinks=False)
-                if stat.S_ISLNK(info.st_mode):
-                    links[prefix + name] = os.readlink(name, dir_fd=fd)
+                info = os.lstat(name, dir_fd=fd)
+                if not stat.S_ISREG(info.st_mode):
+                    if stat.S_ISDIR(info.st_mode):
+                        if name not in skip:
+                            folders.append(name)
+                        continue
+                    if stat.S_ISLNK(info.st_mode):
+                        links[prefix + name] = os.readlink(name, dir_fd=fd)
             except OSError:
                 continue  # vanished, or has become something else meanwhile
             entries[prefix + name] = entry_of(info)
@@ -120,20 +121,18 @@ def scan(
 
 def settle(snapshot: Snapshot) -> None:
     """Wait until a file written from now on must get other times than any in ``snapshot`` (10 ms, seldom needed)."""
-    newest = max((entry[3] for entry in snapshot.entries.values()), default=0)
+    newest = max(map(itemgetter(3), snapshot.entries.values()), default=0)
     if 0 <= time.time_ns() - newest < _TICK_NS:
         time.sleep(_TICK_NS / 1e9)
 
 
 def entry_of(info: os.stat_result) -> Entry:
     """The Entry of a stat record. Odd times and inodes may need more than 63 bits; it only matters that they differ."""
-    return (
-        info.st_mode,
-        info.st_size,
-        info.st_mtime_ns & _INT64,
-        info.st_ctime_ns & _INT64,
-        info.st_ino & _INT64,
-    )
+    entry = _fields(info)
+    if 0 <= entry[2] <= _INT64 and 0 <= entry[3] <= _INT64 and entry[4] <= _INT64:
+        return entry
+    mode, size, mtime, ctime, inode = entry
+    return mode, size, mtime & _INT64, ctime & _INT64, inode & _INT64
 
 
 def inside(path: str, folders: frozenset[str]) -> bool:

@@ -33,7 +33,7 @@ def copy(root: Root, path: str, target: str) -> None:
     with contextlib.ExitStack() as stack:
         stack.callback(_remove, target, target + "-wal", target + "-shm")
         _copy_settled(root, path, target)
-        _bring_in_log(target)
+        bring_in_log(target)
         stack.pop_all()
     _remove(target + "-wal", target + "-shm")
 
@@ -73,6 +73,33 @@ def rows(path: str) -> int:
     return total
 
 
+def bring_in_log(target: str) -> int:
+    """Bring the write-ahead log of a database of ours into it and look whether it is sound; gives how many frames of
+    the log were good. Raises NotCopied."""
+    with open(target, "rb") as file:
+        if file.read(16) != _MAGIC:
+            raise NotCopied("it is not a SQLite database")
+    try:
+        with contextlib.closing(sqlite3.connect(target, timeout=1.0)) as db:
+            deadline = time.monotonic() + _PATIENCE  # the schema may hold expressions that take for ever
+            db.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+            db.execute("pragma trusted_schema=off")
+            _, frames, _ = db.execute("pragma wal_checkpoint(passive)").fetchone()
+            db.execute("pragma wal_checkpoint(truncate)")
+            if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
+                raise NotCopied("it is damaged")
+    except sqlite3.Error as error:
+        raise NotCopied(f"SQLite says: {error}") from None
+    return int(frames)
+
+
+def in_transaction(root: Root, path: str) -> bool:
+    """Whether what would undo a transaction lies beside the database: its file may hold half of it."""
+    with contextlib.suppress(FileNotFoundError):
+        return any(root.read(path + "-journal", 8))
+    return False
+
+
 def companions(path: str) -> tuple[str, ...]:
     """The files that must go when the database is replaced: they belong to the old one."""
     return tuple(path + extra for extra in ("-wal", "-shm", "-journal"))
@@ -81,7 +108,7 @@ def companions(path: str) -> tuple[str, ...]:
 def _copy_settled(root: Root, path: str, target: str) -> None:
     for attempt in range(_TRIES):
         seen = _entries(root, path)
-        if seen[2] is not None and seen[2][1] and any(root.read(path + "-journal", 8)):
+        if in_transaction(root, path):
             raise NotCopied("it is in the middle of a transaction")
         with contextlib.suppress(EOFError, FileNotFoundError):
             _copy_file(root, path, target)
@@ -91,22 +118,6 @@ def _copy_settled(root: Root, path: str, target: str) -> None:
                 return
         time.sleep(0.02 * (attempt + 1))
     raise NotCopied("it is being written to all the time")
-
-
-def _bring_in_log(target: str) -> None:
-    with open(target, "rb") as file:
-        if file.read(16) != _MAGIC:
-            raise NotCopied("it is not a SQLite database")
-    try:
-        with contextlib.closing(sqlite3.connect(target, timeout=1.0)) as db:
-            deadline = time.monotonic() + _PATIENCE  # the schema may hold expressions that take for ever
-            db.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
-            db.execute("pragma trusted_schema=off")
-            db.execute("pragma wal_checkpoint(truncate)")
-            if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
-                raise NotCopied("it is damaged")
-    except sqlite3.Error as error:
-        raise NotCopied(f"SQLite says: {error}") from None
 
 
 def _entries(root: Root, path: str) -> list[Entry | None]:
