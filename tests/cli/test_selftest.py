@@ -40,6 +40,21 @@ def test_a_machine_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("programs", "code"),
+    [({"tool_loop"}, 1), ({"tool_loop", "codex"}, 0), ({"tool_loop", "qwen"}, 0), (set(), 1)],
+    ids=["tool loop", "codex", "an ACP agent", "nothing"],
+)
+def test_doctor_fails_where_no_agent_program_can_be_run(
+    programs: set[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: (name in programs, "1.0"))
+    monkeypatch.setattr(doctor, "_found", lambda command: (command[0] in programs, "here"))
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == code
+    assert ("No agent program can be run here" in result.output) is bool(code)
+
+
+@pytest.mark.parametrize(
     ("kind", "words"), [("local", "does not isolate"), ("bubblewrap", "says so"), ("x", "must be one of")]
 )
 def test_doctor_says_which_sandbox_and_why(kind: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def marks(said: Any) -> list[str]:
 
 def heard(request: ModelRequest) -> list[str]:
     """What a model call was told of the conversation."""
-    return marks(request.body["input" if request.api == "responses" else "messages"])
+    return marks(request.body[{"responses": "input", "gemini": "contents"}.get(request.api, "messages")])
 
 
 class Chat:

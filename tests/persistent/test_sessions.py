@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.persistent.support import Shelf, Storage
-from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, REAL, Program, ids
+from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, REAL, Program, ids
 
 import hostler
 from hostler.harness import (
@@ -450,10 +450,15 @@ def test_an_agent_that_may_edit_may_edit_them(program: Program, models: ModelSer
     elif program is CLAUDE:  # like OpenCode it gets no shell that it cannot confine
         steps = [{"tool": "Write", "args": {"file_path": path, "content": "x"}} for path in paths]
     else:
-        tools = {"opencode": ("write", "filePath"), "deep_agents": ("write_file", "file_path")}
+        tools = {
+            "opencode": ("write", "filePath"),
+            "deep_agents": ("write_file", "file_path"),
+            "gemini_cli": ("write_file", "file_path"),
+        }
         tool, name = tools.get(program.name, ("write", "path"))
         steps = [{"tool": tool, "args": {name: path, "content": "x"}} for path in paths]
-        options["model"] = CLAUDE.model  # for others it has another tool
+        if program is OPENCODE:
+            options["model"] = CLAUDE.model  # for others it has another tool
     with hostler.agent_session(
         program.harness, permissions="edit", persistent_dirs=[store.dir()], **options
     ) as session:

@@ -436,27 +436,80 @@ def servers(talk: Talk) -> list[str]:
     return [e.message for e in talk.events if isinstance(e, Notice) and e.code == "mcp_server_failed"]
 
 
+STATUS = "mcpServer/startupStatus/updated"
+
+
+def starting(*names: str) -> Talk:
+    """A prompt waits until it is known which of these servers start."""
+    talk = Talk(mcp_servers={name: {"command": name} for name in names}).joined().say(Prompt("t1", "go"))
+    for name in names:
+        talk.told(STATUS, name=name, status="starting", error=None)
+    return talk
+
+
 def test_a_turn_begins_when_it_is_known_which_servers_have_started() -> None:
-    talk = Talk(mcp_servers={"a": {"command": "x"}, "b": {"command": "y"}, "c": {"command": "z"}}).joined()
-    talk.say(Prompt("t1", "go"))
-    status = "mcpServer/startupStatus/updated"
-    for name in ("a", "b", "c"):
-        talk.told(status, name=name, status="starting", error=None)
-    talk.told(status, name="host", status="ready")  # the host's own is not waited for
-    talk.told(status, name="b", status="failed", error="no such file").told(status, name="a", status="ready")
+    talk = starting("a", "b")
+    talk.told(STATUS, name="host", status="ready")  # the host's own is not waited for
+    talk.told(STATUS, name="b", status="failed", error="no such file")
     assert "t1" not in talk.said()
-    talk.told(status, name="c", status="cancelled")
+    talk.told(STATUS, name="a", status="ready")
     assert talk.said().count("t1") == 1
-    assert servers(talk) == [
-        "The MCP server 'b' did not start; its tools are missing: no such file",
-        "The MCP server 'c' did not start; its tools are missing: cancelled",
-    ]
-    talk.told(status, name="c", status="ready")  # later
+    assert servers(talk) == ["The MCP server 'b' did not start; its tools are missing: no such file"]
+    talk.told(STATUS, name="b", status="ready")  # later
+    assert talk.said().count("t1") == 1
+
+
+def test_a_server_that_starts_again_is_waited_for_again_and_said_once() -> None:
+    talk = starting("a", "b").told(STATUS, name="a", status="failed", error="connection closed")
+    talk.told(STATUS, name="a", status="starting").told(STATUS, name="b", status="ready")
+    assert "t1" not in talk.said()
+    talk.told(STATUS, name="a", status="failed", error="broken pipe")
+    assert talk.said().count("t1") == 1
+    assert servers(talk) == ["The MCP server 'a' did not start; its tools are missing: connection closed"]
+
+
+def test_a_start_that_is_cancelled_and_begun_anew_is_no_failure() -> None:
+    talk = starting("a", "b", "c")
+    for name in ("a", "b", "c"):
+        talk.told(STATUS, name=name, status="cancelled")
+    asked = [key for key in talk.said() if key.startswith("servers:")]
+    assert len(asked) == 1  # each such request makes Codex start them all
+    for name in ("a", "b"):
+        talk.told(STATUS, name=name, status="starting")
+    talk.told(STATUS, name="b", status="ready")
+    assert servers(talk) == []
+    talk.tell(id=talk.message(asked[0])["id"], result={"data": []})
+    assert servers(talk) == ["The MCP server 'c' did not start; its tools are missing: cancelled"]
+    assert "t1" not in talk.said()
+    talk.told(STATUS, name="a", status="ready")
+    assert talk.said().count("t1") == 1
+
+
+def test_the_servers_of_a_sub_agent_are_not_waited_for() -> None:
+    talk = starting("a").told(STATUS, name="a", status="ready").told("turn/started", turn={"id": "n1"})
+    talk.told(STATUS, thread="another", name="a", status="starting")
+    talk.told("turn/completed", turn={"id": "n1", "status": "completed"}).say(Prompt("t2", "and now?"))
+    assert talk.said().count("t2") == 1
+
+
+def test_a_codex_that_cannot_be_asked_for_its_servers_is_believed() -> None:
+    talk = starting("a").told(STATUS, name="a", status="cancelled")
+    (asked,) = (key for key in talk.said() if key.startswith("servers:"))
+    talk.tell(id=talk.message(asked)["id"], error={"code": -32601, "message": "unknown method"})
+    assert len(servers(talk)) == 1
+    assert talk.said().count("t1") == 1
+
+
+def test_servers_start_in_a_state_of_an_older_hostler() -> None:
+    talk = starting("a", "b")
+    talk.state = {key: value for key, value in talk.state.items() if key not in ("servers", "cancelled")}
+    talk.told(STATUS, name="a", status="cancelled").told(STATUS, name="a", status="starting")
+    talk.told(STATUS, name="a", status="ready").told(STATUS, name="b", status="ready")
     assert talk.said().count("t1") == 1
 
 
 def test_a_turn_that_waits_for_servers_can_be_interrupted() -> None:
     talk = Talk(mcp_servers={"a": {"command": "x"}}).joined().say(Prompt("t1", "go")).say(Interrupt())
     assert [e.stop_reason for e in talk.events if isinstance(e, Ended)] == ["interrupted"]
-    talk.told("mcpServer/startupStatus/updated", name="a", status="ready")
+    talk.told(STATUS, name="a", status="ready")
     assert "t1" not in talk.said()

@@ -47,6 +47,8 @@ class Program:
 
     def recall(self) -> str:
         """A prompt whose answer holds all words that the agent was told."""
+        if self.harness is Harness.GEMINI_CLI:  # of a prompt without an answer and the next it makes one message
+            return "What do you remember? @@{}@@"  # nothing of that one's script is to be played any more
         return json.dumps([{"say": "memory"}]) if self.fake else "What do you remember?"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import hostler
-from hostler.harness import ToolCall
+from hostler.harness import ToolCall, ToolResult
 from hostler.testing.model_server import ModelServer
 from tests.sessions.programs import GEMINI, PI, Program, ids
 
@@ -19,12 +19,12 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("nothing_left"), pytest.
 
 @pytest.mark.parametrize("program", [PI, GEMINI], ids=ids)
 def test_a_session_of(program: Program, models: ModelServer, state_dir: Path) -> None:
-    """In a sandbox where there is one: a tool of the app, usage and cost, a cancel with a running command, a model that
-    refuses, and a new process without its home."""
+    """In a sandbox where there is one: a tool of the app whose result is JSON and no object, usage and cost, a cancel with a
+    running command, a model that refuses, and a new process without its home."""
 
-    def lookup(word: str) -> str:
+    def lookup(word: str) -> list[str]:
         """Looks a word up."""
-        return word * 2
+        return [word, word]
 
     options: dict[str, Any] = {**program.options(models), "tools": [lookup]}
     prefix = "mcp_host_" if program is GEMINI else "mcp__host__"
@@ -36,6 +36,8 @@ def test_a_session_of(program: Program, models: ModelServer, state_dir: Path) ->
             ("lookup", False),
             ("bash", True),
         ]
+        found, _ = [e for e in result.events if isinstance(e, ToolResult)]
+        assert (found.output, found.is_error) == ('["ab","ab"]', False)
         assert session.files.read("a.txt") == b"hi\n"
         assert (result.usage.calls, result.usage.input_tokens) == (3, 450)
         assert result.cost is not None

@@ -101,7 +101,7 @@ def test_after_detach_another_process_attaches(program: Program, models: ModelSe
 def test_a_turn_whose_host_was_killed_is_followed_to_its_one_done(program: Program, models: ModelServer) -> None:
     """Case C04/A10/K05: the host is killed while a tool runs."""
     slow = program.shell(
-        "i=0; while [ $i -lt 8 ]; do echo $i; i=$((i+1)); read -t 0.1 x < /dev/zero || perl -e 'select(undef,undef,undef,0.1)'; done; echo kept > kept.txt",
+        "for i in 0 1 2 3 4 5 6 7; do echo $i; read -t 0.1 x < /dev/zero || perl -e 'select(undef,undef,undef,0.1)'; done; echo kept > kept.txt",
         "CODEWORD-two",
     )
     first = run_child(job_for(program, models, prompts=[program.say("CODEWORD-one"), slow], die_at="ToolCall"))

@@ -49,9 +49,11 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def client(*functions: Callable[..., Any], timeout: float = 5.0, loop: Any = None) -> AsyncIterator[Client]:
+async def client(
+    *functions: Callable[..., Any], timeout: float = 5.0, loop: Any = None, objects: bool = False
+) -> AsyncIterator[Client]:
     desk = MemoryDesk(loop)
-    server = ToolServer(host_tools(functions), desk, timeout=timeout)
+    server = ToolServer(host_tools(functions), desk, timeout=timeout, objects=objects)
     serving = await serve(server, socket.create_server(("127.0.0.1", 0)))
     port = serving._server.sockets[0].getsockname()[1]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False) as http:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from tests.sessions.programs import ALL, CODEX, FAKE_PROGRAM, GEMINI, Program, ids
 from tests.toolserver.app import pay, who
+from tests.toolserver.test_rules import BY_HAND
 from tests.toolserver.test_tools import APP, calling, told
 
 import hostler
@@ -70,7 +71,7 @@ def test_a_tool_whose_app_was_killed_in_it_is_not_run_again(
 
 
 @pytest.mark.parametrize("died", ["end", "done"])
-@pytest.mark.parametrize("program", ALL, ids=ids)
+@pytest.mark.parametrize("program", BY_HAND, ids=ids)
 def test_a_call_that_outlives_its_turn_and_its_app_is_not_run_in_the_next_turn(
     program: Program, died: str, models: ModelServer, tmp_path: Path, workspace: Path
 ) -> None:

@@ -34,6 +34,20 @@ def test_a_client_may_shake_hands_list_and_call() -> None:
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("objects", [True, False])
+def test_a_result_is_an_object_too_for_a_client_that_would_make_one_of_it(objects: bool) -> None:
+    async def check() -> None:
+        async with client(double, objects=objects) as c:
+            result = await c.ask("tools/call", name="double", arguments={"n": 4})
+            assert result["content"] == [{"type": "text", "text": "8"}]
+            assert result.get("structuredContent") == ({"result": "8"} if objects else None)
+            failed = await c.ask("tools/call", name="double", arguments={"n": "x"})
+            assert failed["isError"]
+            assert "structuredContent" not in failed  # it is in words
+
+    asyncio.run(check())
+
+
 def test_nothing_but_post_is_answered() -> None:
     async def check() -> None:
         async with client(double) as c:

@@ -283,7 +283,10 @@ def doctor_(
         bool, typer.Option("--selftest", help="Have an agent try to get out of each sandbox; takes some seconds.")
     ] = False,
 ) -> None:
-    """Say which programs, sandboxes and gateways work here, and how to get the others; or how a session is."""
+    """Say which programs, sandboxes and gateways work here, and how to get the others; or how a session is.
+
+    Exit code: 0 when at least one program can be run besides the tool loop, which needs nothing.
+    """
     from .doctor import doctor_command
     from .examine import examine_command
     from .selftest import selftest_command

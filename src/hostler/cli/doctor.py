@@ -24,7 +24,7 @@ from ..sandboxes.choice import chosen
 from ..store import Store
 from ..types.errors import HarnessError
 from ..types.places import state_dir
-from ..types.runtime import acp_agent
+from ..types.runtime import Harness, acp_agent
 from ..workspace import holds_sessions
 from .terminal import FAILED, console
 from .view import printable
@@ -35,20 +35,21 @@ _PROVIDER_KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY")
 
 
 def doctor_command() -> int:
-    """Prints what works; exit code 0 when at least one program does."""
+    """Prints what works; exit code 0 when at least one program does besides the tool loop, which needs nothing."""
     out = console()
     out.print(f"hostler {__version__}, Python {sys.version.split()[0]}, {platform.system()} {platform.release()}\n")
     names = [name for name in available() if name != "fake"]
     with ThreadPoolExecutor(max_workers=4) as pool:
         found = dict(zip(names, pool.map(_version, names), strict=True))
+    acp = {f"{command[0]} (ACP)": _found(command) for command in COMMANDS}
     table = Table("program", "version, or how to get it", box=None, pad_edge=False)
-    for name, (works, words) in found.items():
+    for name, (works, words) in {**found, **acp}.items():
         table.add_row(Text(name, style="green" if works else "yellow"), Text(printable(words)))
-    for command in COMMANDS:
-        works, words = _found(command)
-        table.add_row(Text(f"{command[0]} (ACP)", style="green" if works else "yellow"), Text(printable(words)))
     out.print(table)
     out.print("any program that speaks ACP: acp_agent(command=[...])\n")
+    agents = [name for name, (works, _) in {**found, **acp}.items() if works and name != Harness.TOOL_LOOP]
+    if not agents:
+        out.print("No agent program can be run here, only hostler's own tool loop.\n", style="red")
     for title, words in (
         ("sandbox", _sandbox()),
         ("process trees", _guard()),
@@ -57,7 +58,7 @@ def doctor_command() -> int:
         ("provider keys", ", ".join(name for name in _PROVIDER_KEYS if os.environ.get(name)) or "none set"),
     ):
         out.print(f"{title}: {printable(words)}", soft_wrap=True)
-    return 0 if any(works for works, _ in found.values()) else FAILED
+    return 0 if agents else FAILED
 
 
 def _sandbox() -> str:

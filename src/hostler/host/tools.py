@@ -74,7 +74,8 @@ class SessionTools:
         if self.server is not None:
             self.server.offer(tools)
         else:
-            self.server = ToolServer(tools, self, timeout=self._live.host.settings.tool_timeout)
+            objects = self._live.runtime.capabilities.wants_objects
+            self.server = ToolServer(tools, self, timeout=self._live.host.settings.tool_timeout, objects=objects)
 
     def digest(self, asks: bool) -> str | None:
         """Changes when the program would have to be told of other tools in a turn in which somebody can be asked, or

@@ -28,14 +28,15 @@ _REFUSED_METHOD = {
 
 class ToolServer:
     """Answers a program's tool calls with the app's functions, as the ``desk`` permits. ``timeout`` seconds are given to
-    each call.
+    each call. With ``objects`` a result is told as an object, too (see `Capabilities.wants_objects`).
 
     It starts with its first request and must be closed on the same loop.
     """
 
-    def __init__(self, tools: Iterable[HostTool], desk: Desk, *, timeout: float) -> None:
+    def __init__(self, tools: Iterable[HostTool], desk: Desk, *, timeout: float, objects: bool = False) -> None:
         self.offer(tools)
         self._desk = desk
+        self._objects = objects
         self._calls = Calls(desk, timeout)
         self._starting = asyncio.Lock()
         self._manager: StreamableHTTPSessionManager | None = None
@@ -118,7 +119,7 @@ class ToolServer:
         tool = self._tools.get(params.name)
         if tool is None:
             names = ", ".join(sorted(tool.name for tool in self._shown()))
-            return _result(ToolAnswer(f"There is no tool {params.name!r}; there are {names}.", is_error=True))
+            return self._result(ToolAnswer(f"There is no tool {params.name!r}; there are {names}.", is_error=True))
         meta = (context.params or {}).get("_meta") or {}
         came = context.request.headers.get(_FRAME, "")
         try:
@@ -132,7 +133,14 @@ class ToolServer:
         except GivenUp:
             context.request.scope[CUT]()
             answer = ENDED  # goes nowhere
-        return _result(answer)
+        return self._result(answer)
+
+    def _result(self, answer: ToolAnswer) -> CallToolResult:
+        return CallToolResult(
+            content=[TextContent(type="text", text=answer.text)],
+            structured_content={"result": answer.text} if self._objects and not answer.is_error else None,
+            is_error=answer.is_error,
+        )
 
 
 class _Request:
@@ -160,7 +168,3 @@ async def _hold(manager: StreamableHTTPSessionManager, ready: asyncio.Event) -> 
     async with manager.run():
         ready.set()
         await asyncio.Event().wait()
-
-
-def _result(answer: ToolAnswer) -> CallToolResult:
-    return CallToolResult(content=[TextContent(type="text", text=answer.text)], is_error=answer.is_error)

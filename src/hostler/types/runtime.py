@@ -77,9 +77,10 @@ class Capabilities:
     hostler's. ``sub_agent_header``: which header tells its sub-agents' model calls from those of the main agent.
 
     ``repeats_cut_calls``: a model call whose answer breaks off is made again; else the turn ends with an error.
-    ``tells_inputs``: a ``ToolCall`` of an MCP server or of the app has the arguments; else only a title. ``fresh`` is only of
-    use to hostler: a program that runs can begin another conversation. ``reasons`` has, by name of the field (for
-    permissions, of the mode), why the program cannot do it.
+    ``tells_inputs``: a ``ToolCall`` of an MCP server or of the app has the arguments; else only a title. Two are only of use
+    to hostler: ``fresh``, a program that runs can begin another conversation, and ``wants_objects``, it takes a tool's
+    result that is JSON for its structured content, and refuses one that is no object. ``reasons`` has, by name of the
+    field (for permissions, of the mode), why the program cannot do it.
     """
 
     permissions: tuple[Permissions, ...] = ("full",)
@@ -102,6 +103,7 @@ class Capabilities:
     fresh: bool = False
     repeats_cut_calls: bool = True
     tells_inputs: bool = True
+    wants_objects: bool = False
     questions: Literal["native", "tool"] | None = None
     sub_agent_header: str | None = None
     reasons: Mapping[str, str] = field(default_factory=dict, hash=False)

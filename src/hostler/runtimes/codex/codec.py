@@ -7,7 +7,7 @@ from typing import Any
 from hostler.runtimes.codex.asking import asked, decide
 from hostler.runtimes.codex.launch import PROVIDER, approval_policy, sandbox_policy
 from hostler.runtimes.codex.output import strict
-from hostler.runtimes.codex.telling import told
+from hostler.runtimes.codex.telling import not_begun_anew, told
 from hostler.runtimes.codex.turn import begin_if_ready, end, send_steer, stop
 from hostler.runtimes.jsonrpc import Step, error_text, new_state, obj
 from hostler.runtimes.lines import decode_line
@@ -34,7 +34,8 @@ _JOINS = ("thread/start", "thread/resume", "thread/fork")
 
 class CodexCodec:
     """Its state: the thread, the open turn, unfinished items and tool calls, open approvals, the next request id, the
-    caller's MCP servers that are starting: a turn does not begin before it is known which tools it has."""
+    caller's MCP servers, which of them are starting, and which start was cancelled and may begin anew: a turn does not
+    begin before it is known which tools it has."""
 
     version = VERSION
 
@@ -55,7 +56,9 @@ class CodexCodec:
             agents={},
             asks={},
             warned=[],
+            servers=sorted(ctx.mcp_servers),
             starting=sorted(ctx.mcp_servers),
+            cancelled=[],
             attended=ctx.approvals,
         )
         step = Step(state)
@@ -183,6 +186,9 @@ def _answer(step: Step, message: dict[str, Any]) -> None:
         return
     method, note = found
     turn = step.state["turn"]
+    if method == "mcpServerStatus/list":  # or its refusal, by a Codex that has no such thing
+        not_begun_anew(step)
+        return
     if "error" in message:
         text = error_text(message)
         if method in ("initialize", *_JOINS, "thread/settings/update"):

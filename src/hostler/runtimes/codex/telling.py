@@ -33,15 +33,46 @@ def told(step: Step, method: str, params: dict[str, Any]) -> None:
 
 
 def _server(step: Step, name: str, params: dict[str, Any]) -> None:
-    """An MCP server starts, has started, or will not."""
-    if params.get("status") == "starting":
+    """An MCP server starts, has started, or will not. Those that failed Codex starts once more when the thread gets its
+    settings, and a start that it calls off it begins anew, or not: see `not_begun_anew`."""
+    state, status = step.state, params.get("status")
+    if state["thread"] and params.get("threadId", state["thread"]) != state["thread"]:
+        return  # a sub-agent has the same servers, started for itself
+    called_off = state.get("cancelled", [])
+    others = [other for other in called_off if other != name]
+    if status == "cancelled" and name in state["starting"]:
+        if not called_off:
+            step.request(f"servers:{state['next']}", "mcpServerStatus/list", {"detail": "toolsAndAuthOnly", "limit": 1})
+        state["cancelled"] = [*others, name]
         return
-    if params.get("status") != "ready":
-        why = params.get("error") or params.get("status")
-        _warn(step, "mcp_server_failed", f"The MCP server {name!r} did not start; its tools are missing: {why}")
-        step.emit(ServerMissing(name))
-    step.state["starting"] = [other for other in step.state["starting"] if other != name]
+    state["cancelled"] = others
+    if status == "starting":
+        if name in state.get("servers", ()) and name not in state["starting"]:
+            state["starting"] = [*state["starting"], name]
+        return
+    if status != "ready":
+        _missing(step, name, str(params.get("error") or status))
+    state["starting"] = [other for other in state["starting"] if other != name]
     begin_if_ready(step)
+
+
+def not_begun_anew(step: Step) -> None:
+    """Codex has answered what it answers only when each server has had the time that it may take to start: of those whose
+    start was called off until now nothing more is to be heard."""
+    state = step.state
+    called_off = state.get("cancelled", [])
+    for name in called_off:
+        _missing(step, name, "cancelled")
+    state["starting"] = [name for name in state["starting"] if name not in called_off]
+    state["cancelled"] = []
+    begin_if_ready(step)
+
+
+def _missing(step: Step, name: str, why: str) -> None:
+    """Said once of a server: started again it fails again, maybe in other words."""
+    message = f"The MCP server {name!r} did not start; its tools are missing: {why}"
+    _warn(step, "mcp_server_failed", message, mark=f"server {name}")
+    step.emit(ServerMissing(name))
 
 
 def _current(step: Step, method: str, params: dict[str, Any]) -> bool:
@@ -196,11 +227,11 @@ def _turn_over(step: Step, turn: dict[str, Any]) -> None:
         end(step, Ended("error", error=error_info(obj(turn.get("error")))))
 
 
-def _warn(step: Step, code: str, message: str) -> None:
-    """Codex repeats its warnings each turn; a process says each once."""
-    mark = zlib.crc32(message.encode("utf-8", "replace"))
-    if message and mark not in step.state["warned"] and not message.startswith(_BUNDLED):
-        step.state["warned"] = [*step.state["warned"], mark][-_WARNINGS:]
+def _warn(step: Step, code: str, message: str, mark: str | None = None) -> None:
+    """Codex repeats its warnings each turn; a process says each once. ``mark`` tells it from others, where not its text."""
+    known = zlib.crc32((mark or message).encode("utf-8", "replace"))
+    if message and known not in step.state["warned"] and not message.startswith(_BUNDLED):
+        step.state["warned"] = [*step.state["warned"], known][-_WARNINGS:]
         step.emit(Notice(code, message))
 
 

@@ -45,6 +45,7 @@ class GeminiCli:
         portable=True,
         questions="tool",
         tells_inputs=False,
+        wants_objects=True,
         reasons={
             "tells_inputs": "over ACP it tells a title of such a call",
             "steer": "over ACP a second prompt ends the first",

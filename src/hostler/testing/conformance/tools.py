@@ -45,10 +45,16 @@ def bales(feed: str) -> str:
     return f"40 bales of CODEWORD-{feed}"
 
 
+def count(feed: str) -> int:
+    """How many straws of a feed are in the barn: JSON, and no object."""
+    return 4077123
+
+
 def tools(bench: Bench) -> None:
-    with bench.open(tools=[bales]) as session:
+    with bench.open(tools=[bales, count]) as session:
         call = _called(bench, session, "bales", {"feed": "hay"}, "40 bales of CODEWORD-hay")
         expect((call.name, call.builtin) == ("bales", False), f"the call is told as {call}")
+        _called(bench, session, "count", {"feed": "hay"}, "4077123")
 
 
 def inputs(bench: Bench) -> None:
