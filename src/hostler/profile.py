@@ -247,7 +247,7 @@ async def begin(
     async with _doors.setdefault((profile.host.data_dir, key), asyncio.Lock()):
         replay = incoming.context == "replay"
         core = await SessionsCore(profile).core(key, ephemeral=session is None, replay=replay)
-        core.ephemeral = session is None
+        core.ephemeral, core.lent = session is None, True
         try:
             store = core.live.host.store
             known = await store.read(lambda conn: inbox.get_turn(conn, turn)) if turn is not None else None
