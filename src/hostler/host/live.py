@@ -94,6 +94,11 @@ class LiveSession:
         self.tools.offer(tools)
         self.hold.tools = lambda: self.tools.server
 
+    @property
+    def owns_sandbox(self) -> bool:
+        """Whether the sandbox is closed when the session ends; one that was passed in is its caller's."""
+        return bool(self.rules["sandbox"]["own"])
+
     def enter(self, handle: object) -> None:
         """One more handle. What those who have left wanted of the session is its affair now."""
         self.holders.handles.add(handle)
@@ -488,7 +493,7 @@ class LiveSession:
                 await self.hold.let_go()
                 await self.hold.end_stored(lease)
             await self.hold.without_program(lease)
-            if getattr(self.sandbox, "own", False):  # the session has made it; one that was passed in is its caller's
+            if self.owns_sandbox:
                 await asyncio.to_thread(self.sandbox.close)
         finally:
             await self.host.store.write(lambda conn: queries.release(conn, lease, status), durable=True)
