@@ -193,7 +193,8 @@ class SessionsCore:
         await self.cancel(id)
         host, row = await self._row(id)
         core = await self._again(host, row)
-        await core.close()
+        await asyncio.shield(host.spawn(core.live.close()))  # whoever else has it in hand
+        core.live.leave(core)
         await retention.erase(host, row)
         host.sessions.pop(row.id, None)  # other handles of this process find out at their next call
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import hostler
 from hostler.harness import Done, Text
 from hostler.testing.model_server import ModelServer
+from hostler.workspace import Watch
 from tests.conftest import keepers_of, wait_until
 from tests.sessions.programs import FAKE_PROGRAM as FAKE
 
@@ -120,6 +122,28 @@ def test_who_ends_a_session_ends_his_own_turns(how: str, options: dict[str, Any]
     assert second.run("x").stop_reason == "done"
     second.close()
     assert keepers_of(state_dir) == []
+
+
+def test_a_turn_that_is_done_is_nobodys(harness: Any, state_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has it in hand still, and while it is tidied up behind it."""
+    save = Watch.save
+    monkeypatch.setattr(Watch, "save", lambda watch: (time.sleep(0.5), save(watch)))
+    session = harness.sessions.get_or_create("chat")
+    for how in ("close", "stop", "detach"):
+        assert session.run("x").stop_reason == "done"
+        getattr(harness.sessions.get("chat"), how)()
+        assert session._core.live.hold.program is None
+        assert len(keepers_of(state_dir)) == (how == "detach")
+    session.close()
+
+
+def test_what_is_deleted_is_taken_from_all(harness: Any, state_dir: Any) -> None:
+    stream = harness.sessions.get_or_create("chat").stream(LONG)
+    next(stream)
+    harness.sessions.delete("chat")
+    assert keepers_of(state_dir) == []
+    assert harness.sessions.list() == ()
+    assert not list((state_dir / "sessions").iterdir())
 
 
 def test_who_speaks_to_anothers_turn_waits_for_it_too(harness: Any) -> None:

@@ -29,6 +29,7 @@ class Call:
 @dataclass(slots=True)
 class _Turn:
     foreign: bool = False
+    done: bool = False
     calls: list[Call] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -42,8 +43,13 @@ class Holders:
 
     @property
     def turns(self) -> tuple[str, ...]:
-        """The turns that run here or that a call waits for."""
+        """The turns that run here, to the last thing that is tidied up behind them, or that a call waits for."""
         return tuple(self._turns)
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """Those of them that have no `Done` yet."""
+        return tuple(turn for turn, found in self._turns.items() if not found.done)
 
     def wait(self, turn: str, call: Call) -> bool:
         """The call waits for the turn; whether another one did before it."""
@@ -62,6 +68,12 @@ class Holders:
         """The turn is there, whether or not a call waits for it. ``foreign``: somebody else has accepted it."""
         found = self._turns.setdefault(turn, _Turn())
         found.foreign = found.foreign or foreign
+
+    def done(self, turn: str) -> None:
+        """The turn has its `Done`: nobody waits for it any more."""
+        if (found := self._turns.get(turn)) is not None:
+            found.done = True
+            found.calls.clear()
 
     def over(self, *turns: str) -> None:
         """These have come to their end, or are left to others."""

@@ -330,6 +330,8 @@ class LiveSession:
 
     def ended(self, result: Result, native_id: str | None) -> None:
         """The turn has its `Done` in the store."""
+        if self.running is not None:
+            self.holders.done(self.running.turn)
         self.running = None
         self.usage += result.usage
         self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
@@ -381,9 +383,9 @@ class LiveSession:
         """Leave the program, and turns if there are any, to its keeper."""
         await self._accepted()
         worker = self._worker
-        if worker is not None and not worker.done() and not self.holders.turns:
+        if worker is not None and not worker.done() and not self.holders.open:
             await asyncio.wait([worker])  # it only tidies up behind the last turn
-        if self.holders.turns and self.holders.any(but=holder):
+        if self.holders.open and self.holders.any(but=holder):
             self._afterwards = self._park
             return
         await self._leave_turns()

@@ -121,7 +121,7 @@ class Host:
 
     def release(self, live: LiveSession) -> bool:
         """Keep it in hand no longer if nobody holds it and it has no turn and no program; whether it was so."""
-        if live.holders.any() or live.running is not None or live.hold.program is not None:
+        if live.holders.any() or live.holders.turns or live.hold.program is not None:
             return False
         if self.sessions.get(live.id) is live:
             del self.sessions[live.id]
