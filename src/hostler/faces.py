@@ -93,7 +93,9 @@ class Session:
         return await portal.arun(self._core.state())
 
     def detach(self) -> State:
-        """Park the program, and leave a running turn to it; the sandbox stays. Gives the State to resume with."""
+        """Park the program, and leave a running turn to it; the sandbox stays. Gives the State to resume with.
+
+        Turns that others in this process wait for go on in it; the program is parked behind the last of them."""
         return portal.run(self._core.detach())
 
     async def adetach(self) -> State:
@@ -101,7 +103,8 @@ class Session:
         return await portal.arun(self._core.detach())
 
     def stop(self) -> State:
-        """End the turn and the program; gives the State to resume with."""
+        """End the turn and the program; gives the State to resume with. Turns that others in this process wait for go
+        on, and the program with them."""
         return portal.run(self._core.stop())
 
     async def astop(self) -> State:
@@ -109,7 +112,8 @@ class Session:
         return await portal.arun(self._core.stop())
 
     def close(self) -> None:
-        """End the turn and the program. A State taken earlier still resumes at the last finished turn."""
+        """End the turn and the program. A State taken earlier still resumes at the last finished turn. Turns that others
+        in this process wait for go on, and the program with them."""
         return portal.run(self._core.close())
 
     async def aclose(self) -> None:

@@ -23,9 +23,7 @@ from .persistent.memory import remember_tool
 from .persistent.rules import completed
 from .rules import refuse_unheld
 from .runtimes import runtime_for
-from .sandbox import Docker, auto
-from .sandboxes.choice import MADE_WITHOUT, recipe_of
-from .sandboxes.choice import again as same_again
+from .sandboxes import choice
 from .session import SessionCore
 from .store import queries
 from .types.errors import OptionsMismatch, SandboxError, SessionLost, StateIncompatible
@@ -35,7 +33,6 @@ from .types.sandbox import Sandbox
 from .types.state import State
 from .workspace import SessionDirs, Workspace, check_apart
 from .workspace.blobs import Blobs
-from .workspace.roots import VIRTUAL
 
 if TYPE_CHECKING:
     from .faces import Artifacts, Files
@@ -84,8 +81,8 @@ async def resume_session(state: State, given: Mapping[str, Any]) -> SessionCore:
 async def fork_session(core: SessionCore, key: str) -> SessionCore:
     """A new session under ``key`` that goes on from where ``core`` is, with what the app gave to that one."""
     row, live = await core.fork(key), core.live
-    dirs = SessionDirs.of(live.host.data_dir, key)
-    options = replace(live.options, sandbox=await asyncio.to_thread(live.sandbox.on, dirs.session))
+    sandbox = live.sandbox
+    options = replace(live.options, sandbox=lambda workspace: sandbox.on(workspace.root))
     return SessionCore(await again(live.host, row, options, {}))
 
 
@@ -104,18 +101,17 @@ async def make(
     refuse_unheld(runtime, options, confined=True)
     dirs = SessionDirs.of(host.data_dir, key)
     tools = await _tools(options, dirs, runtime)
-    sandbox, owned = await _sandbox(options.sandbox, dirs, host)
+    sandbox, own_sandbox = await _sandbox(options.sandbox, dirs, host)
     refuse_unheld(runtime, options, confined=sandbox.confined)
     if dirs.used and await host.store.read(lambda conn: queries.find_session(conn, key)) is None:
         raise SessionLost(
             f"The store does not know session {key!r}, but {dirs.root} holds the history of its program: the store has lost "
             "it, or was replaced. Put the store back from a copy; or remove that folder (hostler gc) to begin anew."
         )
-    if isinstance(sandbox, Docker):
-        await asyncio.to_thread(sandbox.prepare, options.permissions)
-        dirs = dirs.move(sandbox.places)
-        tools = await _tools(options, dirs, runtime)
-    rules = {**options.rules(), _SANDBOX: recipe_of(sandbox), **own}
+    moved = dirs.move(await asyncio.to_thread(sandbox.prepare, options.permissions))
+    if moved != dirs:
+        dirs, tools = moved, await _tools(options, moved, runtime)
+    rules = {**options.rules(), _SANDBOX: choice.stored(sandbox, own=own_sandbox), **own}
     if isinstance(harness, AcpAgent):
         rules[_COMMAND] = list(harness.command)
     route_of(runtime, rules, options.api_key)
@@ -126,7 +122,7 @@ async def make(
             harness=runtime.name,
             new_id=str(uuid.uuid4()),
             workdir=sandbox.root,
-            owned=owned,
+            owned=_is_workspace(sandbox.root, dirs),
             rules=rules,
             callables=options.callables(),
             now=time.time(),
@@ -159,11 +155,11 @@ async def again(
     dirs = live.dirs if live is not None else SessionDirs.of(host.data_dir, row.key)
     tools = await _tools(options, dirs, runtime)
     if live is not None and options.sandbox is live.options.sandbox:
-        sandbox = live.sandbox
+        sandbox, own_sandbox = live.sandbox, live.owns_sandbox
     else:
-        sandbox = await _same_sandbox(options, row, dirs, host)
+        sandbox, own_sandbox = await _same_sandbox(options, row, dirs, host)
     rules = {**row.rules, **{name: value for name, value in options.rules().items() if name in given}, **own}
-    rules[_SANDBOX] = recipe_of(sandbox)
+    rules[_SANDBOX] = choice.stored(sandbox, own=own_sandbox)
     refuse_unheld(
         runtime, replace(options, **{n: v for n, v in rules.items() if n in Options.RULES}), confined=sandbox.confined
     )
@@ -228,26 +224,29 @@ def _reach(live: LiveSession) -> tuple[Files, Artifacts]:
 
 
 async def _sandbox(given: Any, dirs: SessionDirs, host: Host) -> tuple[Sandbox, bool]:
-    """The sandbox to use, and whether its workspace is the session's own."""
+    """The sandbox to use, and whether it was made for the session; one that was passed in is its caller's."""
     if given is None:
-        given = auto
+        given = choice.auto
     if _is_sandbox(given):
         check_apart(host.data_dir, given.root)
-        return given, given.root == dirs.session
+        return given, False
     if not callable(given):
         raise TypeError(f"sandbox must be a sandbox or a factory such as sandbox.local, not {given!r}.")
     dirs.make()
     made = await _made(given, dirs.workspace(), host.settings.start_timeout)
     if not _is_sandbox(made):
         raise SandboxError(f"The sandbox factory {given!r} gave {made!r}, which is not a sandbox.")
-    if isinstance(made, Docker):
-        made.own = True
     check_apart(host.data_dir, made.root)
-    return made, os.path.realpath(made.root) == os.path.realpath(dirs.session)
+    return made, True
 
 
 def _is_sandbox(given: Any) -> bool:
-    return all(hasattr(given, part) for part in ("root", "workdir", "enclose"))
+    return all(hasattr(given, part) for part in ("root", "workdir", "enclose", "prepare"))
+
+
+def _is_workspace(root: str, dirs: SessionDirs) -> bool:
+    """Whether the folder is the session's own workspace, rather than one of its caller's."""
+    return os.path.realpath(root) == os.path.realpath(dirs.session)
 
 
 _late: set[asyncio.Future[Any]] = set()
@@ -275,33 +274,29 @@ def _close_late(making: asyncio.Future[Any]) -> None:
         making.get_loop().run_in_executor(None, making.result().close)
 
 
-async def _same_sandbox(options: Options, row: Row[Any], dirs: SessionDirs, host: Host) -> Sandbox:
-    """The sandbox that the session was made with, or the one that the app passes in its place. Raises StateIncompatible
-    where the program would not find its conversation: it knows its folders by their names."""
-    recipe = row.rules.get(_SANDBOX, MADE_WITHOUT)
-    if options.sandbox is None or options.sandbox is auto:
+async def _same_sandbox(options: Options, row: Row[Any], dirs: SessionDirs, host: Host) -> tuple[Sandbox, bool]:
+    """The sandbox that the session was made with, or the one that the app passes in its place; and whether it is the
+    session's own. Raises StateIncompatible where the program would not find its conversation: it knows its folders by
+    their names."""
+    recipe = row.rules.get(_SANDBOX, choice.MADE_WITHOUT)
+    if options.sandbox is None or options.sandbox is choice.auto:
         folder = dirs.session if row.owned else row.workdir
         if not row.owned and not os.path.isdir(folder):
             raise SandboxError(
                 f"The working directory of session {row.key!r} is gone: {folder}. Put it back, or begin a new session."
             )
         dirs.make()
-        return await asyncio.to_thread(same_again, recipe, folder, row.key)
-    sandbox, owned = await _sandbox(options.sandbox, dirs, host)
+        return await asyncio.to_thread(choice.again, recipe, folder, row.key), recipe.get("own", False)
+    sandbox, own = await _sandbox(options.sandbox, dirs, host)
+    owned = _is_workspace(sandbox.root, dirs)
     if owned != row.owned or (not owned and sandbox.root != row.workdir):
         raise StateIncompatible(
             f"Session {row.key!r} works in {'its own workspace' if row.owned else row.workdir}; the sandbox passed to "
             f"agent_resume works in {sandbox.root}."
         )
-    given = recipe_of(sandbox)
-    if _names(recipe) != _names(given):
+    if choice.known_as(recipe) != choice.known_as(sandbox.recipe):
         raise StateIncompatible(
             f"Session {row.key!r} was made in a sandbox of kind {recipe['kind']!r}, where its folders have other names than "
-            f"in {given['kind']!r}; its program would not find its conversation. Resume it without sandbox=."
+            f"in {sandbox.recipe['kind']!r}; its program would not find its conversation. Resume it without sandbox=."
         )
-    return sandbox
-
-
-def _names(recipe: Mapping[str, Any]) -> str | None:
-    """What a program in this sandbox calls its working directory; None where it has no other name inside."""
-    return None if recipe["kind"] == "local" else recipe.get("workdir", VIRTUAL)
+    return sandbox, own

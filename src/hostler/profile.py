@@ -193,7 +193,8 @@ class SessionsCore:
         await self.cancel(id)
         host, row = await self._row(id)
         core = await self._again(host, row)
-        await core.close()
+        await asyncio.shield(host.spawn(core.live.close()))  # whoever else has it in hand
+        core.live.leave(core)
         await retention.erase(host, row)
         host.sessions.pop(row.id, None)  # other handles of this process find out at their next call
 
@@ -247,7 +248,7 @@ async def begin(
     async with _doors.setdefault((profile.host.data_dir, key), asyncio.Lock()):
         replay = incoming.context == "replay"
         core = await SessionsCore(profile).core(key, ephemeral=session is None, replay=replay)
-        core.ephemeral = session is None
+        core.ephemeral, core.lent = session is None, True
         try:
             store = core.live.host.store
             known = await store.read(lambda conn: inbox.get_turn(conn, turn)) if turn is not None else None

@@ -1,4 +1,5 @@
-"""The sandboxes that callers choose from: `sandbox.auto`, `sandbox.bubblewrap`, `sandbox.docker`, `sandbox.local`."""
+"""The sandboxes that callers choose from: `sandbox.auto`, `sandbox.bubblewrap`, `sandbox.docker`, `sandbox.local`; and
+what one of their own is built on: `sandbox.Sandbox`."""
 
 from __future__ import annotations
 
@@ -7,5 +8,6 @@ from .sandboxes.choice import auto
 from .sandboxes.docker import Docker, docker
 from .sandboxes.limits import Limits
 from .sandboxes.local import Local, local
+from .types.sandbox import Sandbox
 
-__all__ = ["Bubblewrap", "Docker", "Limits", "Local", "auto", "bubblewrap", "docker", "local"]
+__all__ = ["Bubblewrap", "Docker", "Limits", "Local", "Sandbox", "auto", "bubblewrap", "docker", "local"]

@@ -41,7 +41,9 @@ class SessionCore:
         self._live = live
         self._left: str | None = None
         self._leaving = asyncio.Lock()
-        self.ephemeral = ephemeral
+        self.ephemeral = ephemeral  # it ends with its turn
+        self.lent = False  # it is there for one call, whose caller never sees it
+        live.enter(self)
 
     @property
     def live(self) -> LiveSession:
@@ -133,12 +135,12 @@ class SessionCore:
         if extra_body is None:
             extra_body = self._live.rules.get("extra_body")
         on_error = given.on_persistence_error if callable(given.on_persistence_error) else None
-        call = Call(given.on_approval, on_error, given.on_event, loop, given.api_key, given.output)
+        call = Call(given.on_approval, on_error, given.on_event, loop, given.api_key, given.output, self, self.lent)
         raises = {**self._live.rules, **rules}.get("on_persistence_error") == "raise"
         output = held(rules.get("output", self._live.rules.get("output")), given.output, self._live.options.output)
         on_busy = given.on_busy if "on_busy" in options else self._live.options.on_busy
         if on_busy == "steer" and self._live.running is not None:
-            turn = self._live.steer(prompt)
+            turn = self._live.steer(prompt, call)
             found = await self._live.host.store.write(lambda conn: _steered(conn, turn))
         else:
             if on_busy == "interrupt":
@@ -156,13 +158,13 @@ class SessionCore:
             if turn_id is None:
                 # Its first record was published just now, and nothing since: there is no need to look it up.
                 follower = self._live.host.journal.follow(self._live.id, found.first, found.id, current=True)
-                return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral, output=output, raises=raises)
+                return TurnSource(self, follower, output=output, raises=raises)
         follower = self._live.host.journal.follow(self._live.id, found.first - 1, found.id)
-        return TurnSource(self._live, follower, cancel_on_leave=self.ephemeral, output=output, raises=raises)
+        return TurnSource(self, follower, output=output, raises=raises)
 
     def lend(self) -> None:
-        """This handle is gone, and the session stays in hand for the next call, until its program makes room."""
-        self._live.handles -= 1
+        """The call goes on without this handle, and behind it the session stays in hand, until its program makes room."""
+        self._live.holders.handles.discard(self)
 
     async def follow(self, after: int | None = None) -> Follower:
         """Records of the session's journal above ``after`` (None: from now on), gapless, until closed.
@@ -193,15 +195,19 @@ class SessionCore:
         return State(row.harness, row.native_id, row.key, row.workdir, row.rules["model"])
 
     async def detach(self) -> State:
-        """Park the program, and leave a running turn to it; the sandbox stays. Gives the State to resume with."""
+        """Park the program, and leave a running turn to it; the sandbox stays. Gives the State to resume with.
+
+        Turns that others in this process wait for go on in it; the program is parked behind the last of them."""
         return await self._whole(self._end("detached"))
 
     async def stop(self) -> State:
-        """End the turn and the program; gives the State to resume with."""
+        """End the turn and the program; gives the State to resume with. Turns that others in this process wait for go
+        on, and the program with them."""
         return await self._whole(self._end("stopped"))
 
     async def close(self) -> None:
-        """End the turn and the program. A State taken earlier still resumes at the last finished turn."""
+        """End the turn and the program. A State taken earlier still resumes at the last finished turn. Turns that others
+        in this process wait for go on, and the program with them."""
         if self._left is None and not self._live.host.forked:  # a child has nothing of its parent's to end
             await self._whole(self._close())
 
@@ -210,18 +216,21 @@ class SessionCore:
             self._check_open()
             self._left = how  # nothing is accepted behind it
             try:
-                await (self._live.detach() if how == "detached" else self._live.stop())
+                await (self._live.detach(self) if how == "detached" else self._live.stop(self))
             except BaseException:
                 self._left = None
                 raise
-            self._leave(how)
+            self._live.leave(self)
         return await self.state()
 
     async def _close(self) -> None:
         async with self._leaving:
             if self._left is None:
-                self._leave("closed")
-                await self._live.close()
+                self._left = "closed"
+                try:
+                    await self._live.close(self)
+                finally:
+                    self._live.leave(self)
 
     async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
         """Go through with it, also when the caller does not wait for the end: half an end would hold the lease."""
@@ -309,27 +318,17 @@ class SessionCore:
                 f"This handle of session {self.key!r} belongs to the process that forked this one. Resume the session here."
             )
 
-    def _leave(self, how: str) -> None:
-        self._left = how
-        self._live.host.leave(self._live)
-
 
 class TurnSource:
     """The events of one turn, read from the journal."""
 
     def __init__(
-        self,
-        live: LiveSession,
-        follower: Follower,
-        *,
-        cancel_on_leave: bool,
-        output: Output | None = None,
-        raises: bool = False,
+        self, core: SessionCore, follower: Follower, *, output: Output | None = None, raises: bool = False
     ) -> None:
-        self._live = live
+        self._core = core
+        self._live = core.live
         self._raises = raises  # also for what was not committed
         self._follower = follower
-        self._cancel_on_leave = cancel_on_leave
         self._output = output
 
     async def batch(self) -> list[TurnEvent]:
@@ -337,9 +336,8 @@ class TurnSource:
         while records := await self._follower.batch():
             events = [self._shown(r) for r in records if is_turn_event(r.event)]
             if events and isinstance(events[-1], Done):
-                if self._cancel_on_leave:
-                    await self._live.close()
-                    self._live.host.leave(self._live)
+                if self._core.ephemeral:
+                    await self._core.close()
                 raise_for_setup(events[-1].result)
                 events[-1] = await self._made(events[-1])
                 if self._raises:
@@ -364,9 +362,8 @@ class TurnSource:
 
     async def leave(self) -> None:
         self._follower.close()
-        if self._cancel_on_leave:
-            await self._live.close()
-            self._live.host.leave(self._live)
+        if self._core.ephemeral:
+            await self._core.close()
 
 
 def _steered(conn: Connection, id: str) -> Turn:

@@ -142,7 +142,7 @@ def test_a_notice_is_not_lost_with_a_turn_that_never_reached_its_program(options
         next(iter(session.follow(after=0)))
         session.files.write("y", b"1", notice=True)
         waiting = session.stream("never")
-        assert wait_until(lambda: len(session._core._live._calls) == 2, 5)
+        assert wait_until(lambda: len(session._core._live.holders.turns) == 2, 5)
         session.cancel()
         assert {running.wait().stop_reason, waiting.wait().stop_reason} == {"cancelled"}
         assert "/y (1 bytes)" in session.run("look").text

@@ -89,8 +89,6 @@ def test_the_folders_of_a_session_as_its_program_sees_them(tmp_path: Path) -> No
     dirs = SessionDirs.of(tmp_path / "data", "k")
     dirs.make()
     own = sandbox.docker("image", mounts=dirs.workspace().mounts)
-    assert own.own
-    assert own.places == {}
     assert own.inside(dirs.folders(own.root)) == Folders(
         "/session", "/artifacts", "/persistent", "/skills", "/home/agent", "/tmp", "/run/hostler/launch"
     )
@@ -98,7 +96,7 @@ def test_the_folders_of_a_session_as_its_program_sees_them(tmp_path: Path) -> No
     shared = sandbox.docker("image", name="a")
     with pytest.raises(SandboxError, match="cannot show it"):
         shared.inside(dirs.folders(shared.root))
-    moved = dirs.move(shared.places)
+    moved = dirs.move(shared.place.folders)
     inside = shared.inside(moved.folders(shared.root))
     assert inside.workdir == "/workspace"
     token = os.path.basename(os.path.dirname(moved.home))

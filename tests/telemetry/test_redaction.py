@@ -115,7 +115,7 @@ def test_what_was_held_back_under_other_secrets_is_masked() -> None:
     assert "sk-" not in json.dumps(carried)
     other = Masker(["other-secret"])
     other.resume(carried)
-    assert other.carry()["held"] == {"i": [-1, len(MASK)]}
+    assert other.carry()["held"] == {"i": [-1, len(MASK), 0]}
     assert other.feed("i", "!") == f"{MASK}!"
 
 
@@ -154,6 +154,95 @@ def test_a_stream_of_events() -> None:
         (Text("3", "s"), None),
         (Done(Result(text=f"my {MASK} is")), None),
     ]
+
+
+def test_a_text_does_not_pass_one_that_is_held_back() -> None:
+    masker = Masker(["sk-12345678"])
+    out = stream(
+        masker, (Text("1", "a s"), None), (Text("2", "b"), None), (Reasoning("2", "s"), None), (Text("2", "!"), None)
+    )
+    assert [event for event, _ in out] == [
+        Text("1", "a "),
+        Text("1", "s"),
+        Text("2", "b"),
+        Reasoning("2", "s"),
+        Text("2", "!"),
+    ]
+
+
+@pytest.mark.parametrize("between", [Text("2", "b"), Reasoning("1", "b"), ToolCall("t", "bash", "Bash", {})])
+def test_a_secret_is_caught_around_another_event(between: Event) -> None:
+    for cut in range(1, 11):
+        masker = Masker(["sk-12345678"])
+        out = stream(
+            masker,
+            (Text("1", "sk-12345678"[:cut]), None),
+            (between, None),
+            (Text("1", "sk-12345678"[cut:] + "!"), None),
+        )
+        shown = "".join(event.delta for event, _ in out if isinstance(event, Text) and event.item == "1")
+        assert shown == {1: "s", 2: "sk", 3: "sk-"}.get(cut, MASK) + MASK + "!"
+
+
+def test_what_another_text_followed_is_remembered_only_so_long() -> None:
+    masker = Masker(["sk-12345678"])
+    for number in range(1000):
+        stream(masker, (Text(f"{number}", "is"), None))
+    assert len(masker.carry()["held"]) < 20
+
+
+def test_a_state_of_before_is_read() -> None:
+    masker = Masker(["sk-12345678"])
+    masker.feed("i", "sk-1234")
+    carried = masker.carry()
+    carried["held"] = {item: numbers[:2] for item, numbers in carried["held"].items()}
+    other = Masker(["sk-12345678"])
+    other.resume(carried)
+    assert other.feed("i", "5678!") == f"{MASK}!"
+
+
+WHO = st.sampled_from([(Text, "1"), (Text, "2"), (Reasoning, "1")])
+
+
+@settings(max_examples=400, deadline=None)
+@given(SECRETS, st.data())
+def test_texts_come_in_their_order_and_no_secret_is_shown(secrets: list[str], data: st.DataObject) -> None:
+    forms = sorted({f for s in secrets for f in (s, s[:-1], s[1:], s[:4], s[4:])})
+    cut = st.sampled_from([*forms, "a", "b", "-", "x"]).flatmap(
+        lambda piece: st.integers(0, len(piece)).map(lambda at: (piece[:at], piece[at:]))
+    )
+    given = data.draw(st.lists(st.tuples(WHO, cut.flatmap(st.sampled_from)), max_size=14))
+    masker = Masker(secrets)
+    out: list[tuple[Event, str | None]] = []
+    for (kind, item), delta in given:
+        out += masker.events(kind(item, delta))
+        carried = json.loads(json.dumps(masker.carry()))
+        masker = Masker(secrets)  # another process goes on
+        masker.resume(carried)
+    out += masker.rest()
+    said, shown = merged(kind(item, delta) for (kind, item), delta in given), merged(event for event, _ in out)
+    # The same turns of speech in the same order. One that has only the rest of a secret that is masked says nothing.
+    left = iter(said)
+    assert all(any(who == spoke for spoke, _ in left) for who, _ in shown)
+    if not any(MASK in text for _, text in shown):
+        assert shown == said
+    for one in {who for who, _ in said}:
+        whole = "".join(text for who, text in shown if who == one).replace(MASK, "\0")
+        assert not any(secret in whole for secret in secrets)
+    if len(said) == 1:
+        assert "".join(text for _, text in shown) == Masker(secrets).mask(said[0][1])
+
+
+def merged(events: Any) -> list[tuple[Any, str]]:
+    """Who says what: deltas of one text that follow each other are one."""
+    out: list[tuple[Any, str]] = []
+    for event in events:
+        who = (type(event), event.item)
+        if event.delta and out and out[-1][0] == who:
+            out[-1] = (who, out[-1][1] + event.delta)
+        elif event.delta:
+            out.append((who, event.delta))
+    return out
 
 
 def test_it_does_not_tell_its_secrets() -> None:

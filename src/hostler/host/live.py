@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from time import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +16,13 @@ from sqlalchemy import Row
 from .. import portal
 from ..endpoint import Route, price, route_for
 from ..ladder import Place
-from ..output import Output
 from ..running import Running, Stop
 from ..store import approvals, inbox, queries
 from ..store.inbox import Turn as StoredTurn
 from ..store.queries import Lease
 from ..telemetry.keys import Keys
 from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
-from ..types.events import (
-    Accepted,
-    Approval,
-)
+from ..types.events import Accepted, Approval
 from ..types.options import Options
 from ..types.questions import Answers
 from ..types.result import Result, Usage
@@ -38,6 +34,8 @@ from ..workspace.roots import Names, Roots
 from . import upkeep
 from .asking import leave, left_by
 from .hold import Hold
+from .holders import Call as Call
+from .holders import Holders
 from .notices import told
 from .persistence import Persistent
 from .run import run
@@ -50,18 +48,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hostler")
 _TAKES_UP = 5.0  # s that a question about the turn waits for the worker
 _LOOK = 0.05  # s between looks at the inbox while another host's turn is before ours
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What belongs to one call in this process: its callbacks and the loop they run on."""
-
-    on_approval: Callable[[Any], Any] | None = None
-    on_persistence_error: Callable[[Any], Any] | None = None
-    on_event: Callable[[Any], Any] | None = None
-    loop: asyncio.AbstractEventLoop | None = None
-    api_key: str | None = None
-    output: Output | None = None
 
 
 class LiveSession:
@@ -86,19 +72,18 @@ class LiveSession:
         self.sandbox = sandbox
         self.dirs = dirs
         self.options = options
-        self.handles = 0
+        self.holders = Holders()
         self.native_id: str | None = row.native_id
         self.usage = Usage(**row.usage)
         self.cost: float | None = None if row.unpriced else row.cost
         self.running: Running | None = None
         self.hold = Hold(host, row, runtime, dirs, lambda: self.running)
-        self._calls: dict[str, Call] = {}
-        self._joined: dict[str, Call] = {}  # of accepted turns that somebody else accepted
         self._granted: tuple[StoredTurn, Lease] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._nudge = asyncio.Event()
         self.looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
         self._accepting: set[asyncio.Task[Any]] = set()
+        self._afterwards: Callable[[], Awaitable[None]] | None = None  # what the last who left wanted
         self.watch = Watch(sandbox.root, dirs.private)
         # The folders whose names the program does not know; None where it sees them as the app does.
         self.names = Names.of(sandbox.inside(dirs.folders(sandbox.root)))
@@ -108,6 +93,21 @@ class LiveSession:
         self.tools = SessionTools(self, reach)
         self.tools.offer(tools)
         self.hold.tools = lambda: self.tools.server
+
+    @property
+    def owns_sandbox(self) -> bool:
+        """Whether the sandbox is closed when the session ends; one that was passed in is its caller's."""
+        return bool(self.rules["sandbox"]["own"])
+
+    def enter(self, handle: object) -> None:
+        """One more handle. What those who have left wanted of the session is its affair now."""
+        self.holders.handles.add(handle)
+        self._afterwards = None
+
+    def leave(self, handle: object) -> None:
+        """One handle less."""
+        self.holders.handles.discard(handle)
+        self.host.release(self)
 
     # ---- in ---------------------------------------------------------------------------------------------------------
 
@@ -168,8 +168,7 @@ class LiveSession:
         reject_busy: bool,
     ) -> StoredTurn:
         redacted = Keys(place.rules.get("redact")).mask(input["extra_body"])
-        joins = id in self._calls
-        self._calls.setdefault(id, call)
+        joins = self.holders.wait(id, call)
         try:
             turn, lease, records = await self.host.store.write(
                 lambda conn: inbox.accept(
@@ -186,16 +185,16 @@ class LiveSession:
                 durable=True,
             )
         except BaseException:
-            if not joins:
-                self._calls.pop(id, None)
+            self.holders.unwait(id, call)
             self._nudge.set()
             raise
         finally:
             self._accepting -= {asyncio.current_task()}
         if not records and not joins:
-            self._calls.pop(id, None)
-            if turn.status in queries.OPEN:  # it may be another process's to run, as long as that lives
-                self._joined[id] = call
+            if turn.status in queries.OPEN:
+                self.holders.begin(id, foreign=True)  # another process's to run, as long as that lives
+            else:
+                self.holders.over(id)
         if (on_event := call.on_event or self.options.on_event) is not None:
             self.listen(on_event, turn, call.loop, current=bool(records))
         self.host.journal.publish(self.id, records)
@@ -252,13 +251,14 @@ class LiveSession:
         if self.running is not None:
             self.running.put(Answer(id, allow, reason, left.answers))
 
-    def steer(self, text: str) -> str:
-        """Say something to the running turn; its id."""
+    def steer(self, text: str, call: Call) -> str:
+        """Say something to the running turn, for which the call waits then; its id."""
         if not self.runtime.capabilities.steer:
             raise CapabilityUnsupported(f"{self.runtime.name} cannot be steered; use on_busy='queue' or 'interrupt'.")
         if self.running is None:
             raise HarnessError(f"Session {self.key!r} runs no turn here that could be steered.")
         self.running.put(Steer(self.host.new_id("steer"), told(text, (), self.names)))
+        self.holders.wait(self.running.turn, call)
         return self.running.turn
 
     # ---- the worker -------------------------------------------------------------------------------------------------
@@ -271,6 +271,7 @@ class LiveSession:
             granted, self._granted = self._granted, None
             if granted is None:
                 self._nudge.clear()
+                turns = self.holders.turns
                 try:
                     found = await self.host.store.write(
                         lambda conn: inbox.next_turn(conn, self.id, self.host.id, self.host.is_dead)
@@ -281,17 +282,20 @@ class LiveSession:
                 if found is None or found[1] is None:
                     self.looked.set()
                 if found is None:
-                    self._joined.clear()
-                if found is None or (found[1] is None and not self._calls and not self._joined):
-                    return  # nothing to do, or nothing of ours waits behind the others'
+                    self.holders.over(*turns)  # where they were not ours to run
+                if found is None or (found[1] is None and not self.holders.turns):
+                    if await self._rests():  # nothing to do, or nothing of ours waits behind the others'
+                        return
+                    continue
                 if found[1] is None:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._nudge.wait(), _LOOK)
                     continue
                 granted = (found[0], found[1])
             turn, lease = granted
+            self.holders.begin(turn.id, foreign=turn.owner != self.host.id)
             try:
-                await run(self, turn, lease, self._call_of(turn))
+                await run(self, turn, lease, self.holders.call_of(turn.id))
             except LeaseLost:
                 await self.hold.let_go()
             except Exception as error:
@@ -300,32 +304,41 @@ class LiveSession:
                 )
                 await self.hold.let_go()
                 await self.host.give_up(self.id)
-                self._fail_all(error, turn.id)
+                self._fail_all(error)
                 return
             finally:
-                self._calls.pop(turn.id, None)
-                self._joined.pop(turn.id, None)
                 self.running = None
                 if self.hold.program is not None:
                     self.host.slots.rest(self.hold)
                 else:
                     self.host.slots.leave(self.hold)
                 self.host.journal.wake(self.id)
-            if turn.owner == self.host.id and not self._calls and not self._joined and self._granted is None:
-                return  # nobody here waits for more
+                self.holders.over(turn.id)
+            waits = turn.owner != self.host.id or self.holders.turns or self._granted is not None
+            if not waits and await self._rests():
+                return
 
-    def _fail_all(self, error: Exception, *turns: str) -> None:
-        for id in {*turns, *self._calls, *self._joined}:
+    async def _rests(self) -> bool:
+        """The worker has nothing to do: what was left to the last turn is done now. False when it has to look again."""
+        if (afterwards := self._afterwards) is not None and not self.holders.any():
+            self._afterwards = None
+            try:
+                await afterwards()
+            except StoreError:
+                await self._abandon()
+            return self.host.release(self)
+        return True
+
+    def _fail_all(self, error: Exception) -> None:
+        turns = self.holders.turns
+        for id in turns:
             self.host.journal.fail(self.id, id, error)
-        self._calls.clear()
-        self._joined.clear()
-
-    def _call_of(self, turn: StoredTurn) -> Call:
-        """What this process brought for the turn; nothing for one that another process accepted."""
-        return self._calls.get(turn.id) or self._joined.get(turn.id) or Call()
+        self.holders.over(*turns)
 
     def ended(self, result: Result, native_id: str | None) -> None:
         """The turn has its `Done` in the store."""
+        if self.running is not None:
+            self.holders.done(self.running.turn)
         self.running = None
         self.usage += result.usage
         self.cost = None if self.cost is None or result.cost is None else self.cost + result.cost
@@ -362,32 +375,45 @@ class LiveSession:
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """End the turn and the program; what finished turns left stays in the store."""
-        await self._ended(status="idle" if self.rules.get("keyed") else "closed")
+    # A holder who leaves takes what is his: his own turns. As long as others have turns here the session is theirs, and
+    # what he wanted of it is done when the last of them has left. With ``holder`` None it is taken from all.
 
-    async def stop(self) -> None:
-        """End the program; the session can be resumed."""
-        await self._ended(status="idle")
+    async def close(self, holder: object = None) -> None:
+        """End the holder's turns and the program; what finished turns left stays in the store."""
+        await self._ended(holder, "idle" if self.rules.get("keyed") else "closed")
 
-    async def detach(self) -> None:
-        """Leave the program, and a turn if one runs, to its keeper; unless others here have turns in it, who do it then."""
+    async def stop(self, holder: object) -> None:
+        """End the holder's turns and the program; the session can be resumed."""
+        await self._ended(holder, "idle")
+
+    async def detach(self, holder: object) -> None:
+        """Leave the program, and turns if there are any, to its keeper."""
         await self._accepted()
-        if self.handles > 1 and (self._calls or self._joined):
-            return
         worker = self._worker
-        if worker is not None and not worker.done() and self.running is None and not self._calls:
+        if worker is not None and not worker.done() and not self.holders.open:
             await asyncio.wait([worker])  # it only tidies up behind the last turn
-        elif worker is not None and not worker.done():
-            worker.cancel()
-            await asyncio.gather(worker, return_exceptions=True)
-            await self.host.store.write(lambda conn: inbox.disown(conn, self.id, self.host.id), durable=True)
+        if self.holders.open and self.holders.any(but=holder):
+            self._afterwards = self._park
+            return
+        await self._leave_turns()
+        await self._park()
+
+    async def _park(self) -> None:
         await self.hold.let_go()
         with contextlib.suppress(HarnessError):  # this session is parked, whatever the others do
             await upkeep.limit_parked(self.host)
 
+    async def _leave_turns(self) -> None:
+        """Leave what was accepted here to whoever comes next."""
+        if self._worker is not None and not self._worker.done():
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+            await self.host.store.write(lambda conn: inbox.disown(conn, self.id, self.host.id), durable=True)
+            self.holders.over(*self.holders.turns)
+
     async def part(self) -> None:
-        """This process ends: close, unless it runs a turn that is another's; that is left to who comes next."""
+        """This process ends: close, unless it runs a turn that nobody here waits for, or that another process has
+        accepted; that is left to who comes next."""
         try:
             await self._part()
         except StoreError:
@@ -398,50 +424,63 @@ class LiveSession:
         if worker is not None and not worker.done():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.looked.wait(), _TAKES_UP)
-        if worker is None or worker.done() or self.running is None or self.running.turn in self._calls:
+        if worker is None or worker.done() or self.running is None or self._is_ours(self.running.turn):
             await self.close()
             return
-        await self._cancel_own()
-        worker.cancel()
-        await asyncio.gather(worker, return_exceptions=True)
-        await self.host.store.write(lambda conn: inbox.disown(conn, self.id, self.host.id), durable=True)
+        for turn in self.holders.turns:
+            if self._is_ours(turn):
+                await self.stop_turn(turn, "cancelled")
+        await self._leave_turns()
         await self.hold.let_go()
 
-    async def _cancel_own(self) -> None:
-        """Other processes may have turns in the inbox, too."""
-        self._joined.clear()
-        await self.stop_turn(None, "cancelled", owner=self.host.id)
+    def _is_ours(self, turn: str) -> bool:
+        return self.holders.accepted_here(turn) and self.holders.awaited(turn)
 
     async def _accepted(self) -> None:
         """What is on its way in is in: it would begin behind the end."""
         while self._accepting:
             await asyncio.wait(tuple(self._accepting))
 
-    async def _quiesce(self) -> None:
-        await self._accepted()
-        worker = self._worker
-        if worker is not None and not worker.done():
-            await self._cancel_own()
-            if self.running is not None:
-                await self.stop_turn(self.running.turn, "cancelled")
-            done, _ = await asyncio.wait([worker], timeout=10)
-            if not done:
-                worker.cancel()
-                await asyncio.gather(worker, return_exceptions=True)
-                await self.hold.end()
-                await self.host.give_up(self.id)  # its Done is written by whoever comes next
-
-    async def _ended(self, status: str) -> None:
+    async def _ended(self, holder: object, status: str) -> None:
         try:
-            await self._quiesce()
-            await self._end(status)
+            await self._accepted()
+            others = self._others(holder)
+            if not await self._stopped(set(self.holders.turns) - others, wait=not others):
+                return
+            if self._others(holder):
+                self._afterwards = partial(self._end, status)
+            else:
+                await self._end(status)
         except StoreError:
             await self._abandon()
             raise
 
+    def _others(self, holder: object) -> set[str]:
+        """The turns that are not the holder's to end: somebody else waits for them."""
+        turns = self.holders.turns if holder is not None else ()
+        return {turn for turn in turns if self.holders.awaited(turn, but=holder)}
+
+    async def _stopped(self, turns: set[str], *, wait: bool) -> bool:
+        """End these turns. Without ``wait`` those that wait behind others' get their `Done` later. False when one does
+        not end: then its program is ended, and its `Done` is written by whoever comes next."""
+        for turn in turns:
+            await self.stop_turn(turn, "cancelled")
+        running = {self.running.turn} if self.running is not None else set()
+        try:
+            async with asyncio.timeout(10):
+                await self.holders.until_over(turns if wait else turns & running)
+        except TimeoutError:
+            if self._worker is not None:
+                self._worker.cancel()
+                await asyncio.gather(self._worker, return_exceptions=True)
+            await self.hold.end()
+            await self.host.give_up(self.id)
+            return False
+        return True
+
     async def _abandon(self) -> None:
         """Nothing can be written: the program is ended all the same, and its turn is left to who comes next."""
-        if self._worker is not None:
+        if self._worker is not None and self._worker is not asyncio.current_task():
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
         await self.hold.end()
@@ -452,8 +491,9 @@ class LiveSession:
         lease = await self.host.store.write(
             lambda conn: inbox.claim_idle(conn, self.id, self.host.id, self.host.is_dead)
         )
-        if lease is None:  # another host's turn runs or waits in it, or one is left to whoever comes: not ours to end
-            await self.hold.let_go()
+        if lease is None:  # a turn runs or waits in it, here or elsewhere, or is left to whoever comes: not ours to end
+            if not self.holders.turns:
+                await self.hold.let_go()
             return
         try:
             if self.hold.program is not None and self.hold.program.epoch == lease.epoch:
@@ -462,7 +502,7 @@ class LiveSession:
                 await self.hold.let_go()
                 await self.hold.end_stored(lease)
             await self.hold.without_program(lease)
-            if getattr(self.sandbox, "own", False):  # the session has made it; one that was passed in is its caller's
+            if self.owns_sandbox:
                 await asyncio.to_thread(self.sandbox.close)
         finally:
             await self.host.store.write(lambda conn: queries.release(conn, lease, status), durable=True)

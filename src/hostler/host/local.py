@@ -110,28 +110,28 @@ class Host:
         return self.endpoint.socket_path
 
     def keep(self, live: LiveSession) -> LiveSession:
-        """One more handle of a session in this process: the one that is in hand already, if it came first."""
+        """Have the session in hand in this process; gives the one that is in hand already, if it came first."""
         self.check_open(live.key)
-        live = self.sessions.setdefault(live.id, live)
-        live.handles += 1
-        return live
+        return self.sessions.setdefault(live.id, live)
 
     def check_open(self, key: str) -> None:
         """Raise SessionClosed where nothing may begin any more: it would outlive the host."""
         if self.closing:
             raise SessionClosed(f"Session {key!r} cannot be used here any more: its host is closing.")
 
-    def leave(self, live: LiveSession) -> None:
-        """One handle less."""
-        live.handles -= 1
-        if live.handles <= 0 and self.sessions.get(live.id) is live:
+    def release(self, live: LiveSession) -> bool:
+        """Keep it in hand no longer if nobody holds it and it has no turn and no program; whether it was so."""
+        if live.holders.any() or live.holders.turns or live.hold.program is not None:
+            return False
+        if self.sessions.get(live.id) is live:
             del self.sessions[live.id]
+        return True
 
     def idled(self, hold: Hold) -> None:
-        """The program of this session was ended to make room; without a handle there is nothing to keep in hand."""
+        """The program of this session was ended to make room."""
         for live in tuple(self.sessions.values()):
-            if live.hold is hold and live.handles <= 0 and live.running is None:
-                del self.sessions[live.id]
+            if live.hold is hold:
+                self.release(live)
 
     def is_dead(self, row: Row[Any]) -> bool:
         """Whether the host of this row may be replaced."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Row
 
-from ..sandboxes.choice import recipe_of
+from ..sandboxes import choice
 from ..store import inbox, journal, queries, spoken
 from ..store.queries import Lease
 from ..types.errors import CapabilityUnsupported, SandboxError, SessionBusy
@@ -64,7 +64,7 @@ async def fork(live: LiveSession, key: str) -> Row[Any]:
         row = await host.store.read(lambda conn: queries.get_session(conn, live.id))
         await asyncio.to_thread(_copy, live, dirs)
         sandbox = await asyncio.to_thread(live.sandbox.on, dirs.session)
-        rules = {**live.rules, "sandbox": recipe_of(sandbox)}
+        rules = {**live.rules, "sandbox": choice.stored(sandbox, own=True)}
         new_id = str(uuid.uuid4())
         history = {
             "native_id": row.native_id or (row.new_id if row.native else None),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from ..types.errors import CapabilityUnsupported, SandboxError
-from ..types.sandbox import Enclosure, Folders, Job
+from ..types.sandbox import Enclosure, Folders, Job, Sandbox
 from . import environment, limits, probe, seccomp
 from .limits import Limits
 from .local import folder_of, real_folder
@@ -42,7 +42,7 @@ _READ_ONLY = ("sys", "sysrq-trigger", "mtrr", "acpi", "scsi", "fs", "pressure")
 _STAYS = ("full", "ask")  # permissions under which the network is the sandbox's affair
 
 
-class Bubblewrap:
+class Bubblewrap(Sandbox):
     """A directory of this machine, shown to the agent as ``/session``, and hardly anything else of it."""
 
     confined = True
@@ -126,9 +126,6 @@ class Bubblewrap:
     def on(self, folder: str) -> Bubblewrap:
         """The same sandbox with another workspace."""
         return Bubblewrap(folder, self._network, self._limits, self._ro, self._env, self._inherit)
-
-    def close(self) -> None:
-        """Nothing to do: it lives as long as its processes, which hostler's keeper ends."""
 
 
 def _hidden_by(path: str) -> str | None:

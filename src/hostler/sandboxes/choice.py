@@ -9,7 +9,7 @@ from typing import Any
 from ..types.errors import OptionsMismatch, SandboxError
 from ..types.sandbox import Sandbox
 from . import probe
-from .bubblewrap import bubblewrap
+from .bubblewrap import INSIDE, bubblewrap
 from .docker import again as docker_again
 from .limits import Limits
 from .local import local
@@ -65,6 +65,12 @@ def again(recipe: Mapping[str, Any], folder: str, session: str) -> Sandbox:
     return made
 
 
-def recipe_of(sandbox: Sandbox) -> dict[str, Any]:
-    """What is stored of a sandbox."""
-    return dict(getattr(sandbox, "recipe", None) or {"kind": type(sandbox).__name__})
+def stored(sandbox: Sandbox, *, own: bool) -> dict[str, Any]:
+    """What is stored of a sandbox with a session. ``own``: it is the session's, which closes it when it ends; one that
+    was passed in is its caller's."""
+    return {**sandbox.recipe, "own": own}
+
+
+def known_as(recipe: Mapping[str, Any]) -> str | None:
+    """What a program in this sandbox calls its working directory; None where it has no other name inside."""
+    return None if recipe["kind"] == "local" else recipe.get("workdir", INSIDE.workdir)

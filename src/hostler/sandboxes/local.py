@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from ..types.errors import SandboxError
-from ..types.sandbox import Enclosure, Folders, Job
+from ..types.sandbox import Enclosure, Folders, Job, Sandbox
 from . import environment
 
 
-class Local:
+class Local(Sandbox):
     """A directory of this machine. Nothing confines the agent: it can do what this user can.
 
     ``root`` and ``workdir`` are the directory's real path. Closing it ends and removes nothing: the directory is the
@@ -51,9 +51,6 @@ class Local:
     def on(self, folder: str) -> Local:
         """The same sandbox with another workspace."""
         return Local(folder, self._env, self._inherit)
-
-    def close(self) -> None:
-        """Nothing to do: the directory belongs to the caller, and hostler's keeper ends the processes."""
 
 
 def real_folder(name: str, path: str | os.PathLike[str]) -> str:

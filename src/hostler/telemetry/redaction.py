@@ -21,6 +21,7 @@ MASK = "[masked]"
 _SHORTEST = 8  # shorter ones are words that would be masked everywhere
 _HEAD = 4
 _NEVER = "(?!)"
+_REMEMBERED = 16  # texts that others have followed, whose ends are remembered: they may go on all the same
 
 T = TypeVar("T")
 
@@ -50,18 +51,27 @@ def _secrets(secrets: tuple[str, ...]) -> _Secrets:
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class _End:
+    """The end of a text that may be the beginning of a secret; its first ``shown`` characters were shown all the same."""
+
+    text: str = ""
+    shown: int = 0
+
+
 class Masker:
     """Replaces secrets, whole or as base64, URL or JSON text, by ``[masked]``; the leftmost and then the longest first.
 
     `feed` does the same for text that comes in deltas: it holds back what may be the beginning of a secret until the
-    next delta, or `flush`, shows whether it is. The pieces together are what `mask` makes of the whole. Secrets of less
-    than 8 characters are left alone; without secrets everything passes as it is.
+    next delta, or `flush`, shows whether it is. The pieces together are what `mask` makes of the whole. Where another text
+    follows, `overtake` shows what is held back before that, unless it tells too much of a secret: then it is masked.
+    Secrets of less than 8 characters are left alone; without secrets everything passes as it is.
     """
 
     def __init__(self, secrets: Iterable[str] = (), keys: Keys | None = None) -> None:
         self._keys = keys
         self._secrets = _secrets(tuple(sorted(secret for secret in secrets if len(secret) >= _SHORTEST)))
-        self._held: dict[str, str] = {}
+        self._held: dict[str, _End] = {}
 
     def __repr__(self) -> str:
         return f"Masker(<{len(self._secrets.forms)} forms>)"
@@ -76,30 +86,52 @@ class Masker:
         """The next piece of the text ``item``; gives what can be shown now, possibly nothing."""
         if not self._secrets.forms:
             return delta
-        text = self._held.pop(item, "") + delta
+        return self._read(item, delta)
+
+    def flush(self, item: str) -> str:
+        """The text ``item`` has ended: what was held back of it."""
+        return self._read(item, "", ended=True)
+
+    def overtake(self, item: str) -> str:
+        """Another text comes, though ``item`` may go on behind it: what was held back of it."""
+        end = self._held.pop(item, _End())
+        left = end.text[end.shown :]
+        if end.text:
+            self._held[item] = _End(end.text, len(end.text))
+        for forgotten in [item for item, end in self._held.items() if end.shown == len(end.text)][:-_REMEMBERED]:
+            del self._held[forgotten]
+        return MASK if left and self._tells(end.text) else left
+
+    def _read(self, item: str, delta: str, *, ended: bool = False) -> str:
+        end = self._held.pop(item, _End())
+        text = end.text + delta
         out: list[str] = []
         at = 0
         while True:
             # From ``open`` on, the next delta may complete a secret, or a longer one than is there already.
-            open_at = self._beginning(text, at)
+            open_at = len(text) if ended else self._beginning(text, at)
             match = self._secrets.pattern.search(text, at)
             if match is None or match.start() >= open_at:
                 break
-            out += (text[at : match.start()], MASK)
+            out.append(text[max(at, end.shown) : match.start()])
+            if match.end() > end.shown:
+                out.append(MASK)
             at = match.end()
         if open_at < len(text):
-            self._held[item] = text[open_at:]
-        out.append(text[at:open_at])
+            self._held[item] = _End(text[open_at:], max(0, end.shown - open_at))
+        out.append(text[max(at, end.shown) : open_at])
         return "".join(out)
 
-    def flush(self, item: str) -> str:
-        """The text ``item`` has ended: what was held back of it."""
-        return self.mask(self._held.pop(item, ""))
+    def _tells(self, text: str) -> bool:
+        """Whether more than a third of a secret is in it."""
+        ends = [text[at:] for at in range(len(text))]
+        begun = any(len(end) * 3 > len(form) and form.startswith(end) for form in self._secrets.forms for end in ends)
+        return begun or self._secrets.pattern.search(text) is not None
 
     def events(self, event: Event, parent: str | None = None) -> list[tuple[Event, str | None]]:
         """What to record for an event (of the sub-agent ``parent``): the event masked, deltas as by `feed`, and before
-        an event that follows on a text, what was held back of the texts of the same agent. What is given to tools is
-        masked by its keys as well."""
+        an event that follows on a text, also another text, what was held back of the texts of the same agent. What is
+        given to tools is masked by its keys as well."""
         if self._keys is not None and isinstance(event, (ToolCall, Approval)):
             shown = self._keys.mask(event.input)
             event = event if shown is event.input else dataclasses.replace(event, input=shown)
@@ -108,8 +140,9 @@ class Masker:
         if isinstance(event, (Text, Reasoning)):
             if not self._held and self._is_plain(event.delta):
                 return [(event, parent)]
+            before = self._overtaken(parent, but=_item(event, parent)) if event.delta else []
             delta = self.feed(_item(event, parent), event.delta)
-            return [(dataclasses.replace(event, delta=delta), parent)] if delta else []
+            return [*before, *([(dataclasses.replace(event, delta=delta), parent)] if delta else [])]
         if isinstance(event, Retract):
             for kind in (Text, Reasoning):
                 self._held.pop(_item(kind(event.item, ""), parent), None)
@@ -117,36 +150,40 @@ class Masker:
         if isinstance(event, Done):
             rest = self.rest()
         elif isinstance(event, ToolResult):
-            rest = self.rest(parent, event.id)  # a sub-agent that was called by this id has said all
+            rest = [*self._overtaken(parent), *self.rest(event.id)]  # a sub-agent called by this id has said all
         elif isinstance(event, (ToolCall, Approval, Compaction)):
-            rest = self.rest(parent)
+            rest = self._overtaken(parent)
         return [*rest, (self.mask(event), parent)]
 
     def rest(self, *parents: str | None) -> list[tuple[Event, str | None]]:
-        """What was held back of all texts, or those of the agents ``parents``, as events."""
-        out: list[tuple[Event, str | None]] = []
-        for key in list(self._held):
-            kind, parent, item = json.loads(key)
-            if not parents or parent in parents:
-                out.append(((Text if kind == "Text" else Reasoning)(item, self.flush(key)), parent))
-        return out
+        """What was held back of all texts, or those of the agents ``parents``, as events: they have ended."""
+        keys = [key for key in self._held if not parents or _parent(key) in parents]
+        return [shown for key in keys for shown in _said(key, self.flush(key))]
 
-    # What is held back is always the beginning of a form, so two numbers say it without saying the secret.
+    def _overtaken(self, parent: str | None, *, but: str | None = None) -> list[tuple[Event, str | None]]:
+        """What was held back of the texts of an agent that says or does something else now."""
+        open_ends = [key for key, end in self._held.items() if end.shown < len(end.text)]
+        keys = [key for key in open_ends if key != but and _parent(key) == parent]
+        return [shown for key in keys for shown in _said(key, self.overtake(key))]
+
+    # What is held back is always the beginning of a form, so numbers say it without saying the secret.
 
     def carry(self) -> dict[str, Any]:
         """What is held back of all texts, as JSON without any part of a secret; for `resume` in another process."""
         if not self._held:
             return {}
-        held = {item: [self._form_of(text), len(text)] for item, text in self._held.items()}
+        held = {item: [self._form_of(end.text), len(end.text), end.shown] for item, end in self._held.items()}
         return {"forms": self._fingerprint(), "held": held}
 
     def resume(self, carried: Mapping[str, Any]) -> None:
         """Go on where `carry` was taken. Taken under other secrets, what was held back becomes ``[masked]``."""
         same = carried.get("forms") == self._fingerprint()
-        for item, (form, size) in carried.get("held", {}).items():
-            self._held[item] = (
-                self._secrets.forms[form][:size] if same and 0 <= form < len(self._secrets.forms) else MASK
-            )
+        for item, (form, size, *shown) in carried.get("held", {}).items():
+            given = shown[0] if shown else 0  # older states do not say
+            if same and 0 <= form < len(self._secrets.forms):
+                self._held[item] = _End(self._secrets.forms[form][:size], given)
+            elif given < size:
+                self._held[item] = _End(MASK)
 
     def _masked(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -191,6 +228,16 @@ class Masker:
 
 def _item(event: Text | Reasoning, parent: str | None) -> str:
     return json.dumps([type(event).__name__, parent, event.item])
+
+
+def _parent(key: str) -> str | None:
+    parent: str | None = json.loads(key)[1]
+    return parent
+
+
+def _said(key: str, delta: str) -> list[tuple[Event, str | None]]:
+    kind, parent, item = json.loads(key)
+    return [((Text if kind == "Text" else Reasoning)(item, delta), parent)] if delta else []
 
 
 def _forms(secret: str) -> Iterator[str]:

@@ -67,11 +67,11 @@ class Enclosure:
 
 
 class Sandbox(Protocol):
-    """A place to run processes in.
+    """A place to run processes in; a base class for those that are.
 
     ``root`` is the workspace's directory on this machine, ``workdir`` the same as the agent sees it; ``confined`` says
-    whether the operating system keeps the agent inside. ``recipe`` (JSON) is what is stored with a session, so that the
-    same sandbox is used when it is resumed without one.
+    whether the operating system keeps the agent inside. Whose it is (the session's, which closes it when it ends, or the
+    caller's who passed it in) is the session's to know.
     """
 
     root: str
@@ -79,7 +79,14 @@ class Sandbox(Protocol):
     confined: bool
 
     @property
-    def recipe(self) -> Mapping[str, Any]: ...
+    def recipe(self) -> Mapping[str, Any]:
+        """What is stored with a session (JSON), so that hostler's own are made again when it is resumed without one."""
+        return {"kind": type(self).__name__}
+
+    def prepare(self, permissions: Permissions) -> Mapping[str, str]:
+        """Be ready for a new session: find out that it can begin here, and make what must be there before it. Gives the
+        folders of the session, by name, that must lie in others to be seen inside, and in which. Raises SandboxError."""
+        return {}
 
     def environment(self, *, home: str, tmp: str) -> Mapping[str, str]:
         """The base environment of every process."""
@@ -103,5 +110,6 @@ class Sandbox(Protocol):
         ...
 
     def close(self) -> None:
-        """End it and remove what it made. Never raises for a sandbox that is gone already."""
-        ...
+        """End it and remove what it made. Never raises for a sandbox that is gone already. Most have nothing to do: their
+        processes are the keeper's to end."""
+        return

@@ -107,9 +107,7 @@ def again(recipe: Mapping[str, Any], folder: str) -> Docker:
         mounts=tuple(Bind(host, inside, readonly) for inside, host, readonly in recipe["mounts"]),
     )
     where = address()
-    made = Docker(settings, where, folder, Place.of(where, recipe["name"]) if recipe["shared"] else None)
-    made.own = recipe["own"]
-    return made
+    return Docker(settings, where, folder, Place.of(where, recipe["name"]) if recipe["shared"] else None)
 
 
 def _bind(inside: str, given: Any) -> Bind:

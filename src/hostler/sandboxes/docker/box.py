@@ -13,7 +13,7 @@ from typing import Any
 from ...types.errors import CapabilityUnsupported, SandboxError
 from ...types.events import Notice
 from ...types.runtime import Permissions
-from ...types.sandbox import Enclosure, Folders, Job
+from ...types.sandbox import Enclosure, Folders, Job, Sandbox
 from .. import environment
 from ..bubblewrap import INSIDE
 from ..limits import Limits
@@ -48,7 +48,7 @@ class Settings:
     life: float
 
 
-class Docker:
+class Docker(Sandbox):
     """A container of this machine's Docker or Podman. It is made, or found by its name, when a session begins in it.
 
     ``root`` is the folder of this machine that the agent sees as ``workdir``. With a ``place`` sessions come and go in it;
@@ -62,7 +62,6 @@ class Docker:
         self.root = root
         self.workdir = settings.workdir
         self.place = place
-        self.own = place is None  # the session's, which closes it when it ends
         self._address = address
         self._replaced = False
 
@@ -91,16 +90,7 @@ class Docker:
             "runtime": given.runtime,
             "life": given.life,
             "shared": self.place is not None,
-            "own": self.own,
         }
-
-    @property
-    def places(self) -> dict[str, str]:
-        """Folders of a session by name, and in which folder they must be to be seen in the container."""
-        if self.place is None:
-            return {}
-        by_area = {READ_ONLY: ("skills", "launch"), RESULTS: ("artifacts", "persistent"), PRIVATE: ("home", "tmp")}
-        return {name: self.place.area(area) for area, names in by_area.items() for name in names}
 
     def environment(self, *, home: str, tmp: str) -> dict[str, str]:
         """Beside the image's own: the time zone of this machine, and on top ``env``. The language is the image's, which need
@@ -126,12 +116,14 @@ class Docker:
             names[name] = areas[area] + path[len(area) :]
         return Folders(workdir=self.workdir, **names)
 
-    def prepare(self, permissions: Permissions) -> None:
+    def prepare(self, permissions: Permissions) -> dict[str, str]:
         """Find out that the container can be used, and make one that sessions come and go in. Raises SandboxError."""
         with connected(self._address) as daemon:
             container.check_image(daemon, self.settings.image)
-            if self.place is not None:
-                self._running(daemon, self._shared_binds(permissions), permissions, self.place.filled)
+            if self.place is None:
+                return {}
+            self._running(daemon, self._shared_binds(permissions), permissions, self.place.filled)
+        return self.place.folders
 
     def enclose(self, job: Job) -> Enclosure:
         """The job in the container, which runs then. Raises SandboxError, HarnessInstallFailed for an image without the

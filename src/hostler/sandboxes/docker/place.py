@@ -59,6 +59,12 @@ class Place:
     def area(self, name: str) -> str:
         return os.path.join(self.path, name)
 
+    @property
+    def folders(self) -> dict[str, str]:
+        """The folders of a session by name, and in which of the areas they must be to be seen in the container."""
+        by_area = {READ_ONLY: ("skills", "launch"), RESULTS: ("artifacts", "persistent"), PRIVATE: ("home", "tmp")}
+        return {name: self.area(area) for area, names in by_area.items() for name in names}
+
     def make(self) -> None:
         """Make what is missing; only this user may enter."""
         for folder in (self.path, self.workspace, *map(self.area, AREAS)):
