@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import json
 import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,17 @@ def test_a_marked_file_is_a_result_wherever_it_is(session: hostler.Session) -> N
     session.files.write("draft.txt", b"v3")  # not marked any more
     assert session.run("look").artifacts == ()
     assert [session.artifacts.read(v.sha256) for v in session.artifacts.versions("draft.txt")] == [b"v1", b"v2"]
+
+
+def test_a_file_that_another_process_marks_in_mid_turn_is_a_result(session: hostler.Session, state_dir: Path) -> None:
+    ref = session.files.write("draft", b"v1")
+    stream = session.stream(shell("while [ ! -e go ]; do sleep 0.02; done"))
+    with closing(sqlite3.connect(state_dir / "store.db", timeout=20)) as other, other:
+        other.execute("update sessions set marked = ?", (json.dumps({ref.path: "text/x-draft"}),))
+    session.files.write("go", b"")
+    (kept,) = stream.wait().artifacts
+    assert (kept.path, kept.media_type, kept.sha256) == (ref.path, "text/x-draft", ref.sha256)
+    assert session.run(shell("true")).artifacts == ()
 
 
 def test_links_and_special_files_are_no_results(session: hostler.Session, tmp_path: Path) -> None:

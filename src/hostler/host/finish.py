@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import time
 from typing import TYPE_CHECKING, Any
 
@@ -58,14 +58,24 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What the turn left in the session's folders: changes, the program's history as it was saved, results. ``kept`` are
-    the artifacts from before, path to SHA-256; ``known`` is False where changes cannot be told."""
+    """What the turn left in the session's folders: changes, the program's history as it was saved, whether there are
+    ``results``, which are then ``collected`` with the files that were ``marked``. ``kept`` are the artifacts from before,
+    path to SHA-256; ``known`` is False where changes cannot be told."""
 
     changes: tuple[FileChange, ...]
     native: dict[str, Any]
-    collected: Collected
-    kept: Mapping[str, str]
     known: bool
+    results: bool
+    marked: Mapping[str, str | None]
+    collected: Collected = field(default_factory=Collected)
+    kept: Mapping[str, str] = field(default_factory=dict)
+
+
+class _MarkedSince(Exception):
+    """Other files are artifacts than those that were collected: somebody, maybe in another process, has staged some."""
+
+    def __init__(self, marked: Mapping[str, str | None]) -> None:
+        self.marked = marked
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +109,14 @@ async def finish(
     ending = Ending(turn, lease, running, outcome, place, said, await live.hold.known(lease), late)
     left = await _look(live, ending)
     persistence, committed = await _commit(live, ending, call)
-    end = conclude(ending, left, persistence, committed, key=live.key, alive=program is not None)
-    records = await _write(live, ending, end)
+    while True:
+        end = conclude(ending, left, persistence, committed, key=live.key, alive=program is not None)
+        try:
+            records = await _write(live, ending, left, end)
+            break
+        except _MarkedSince as since:  # what was marked is seen where it cannot change, so nobody looks before
+            left = await _collect(live, replace(left, marked=since.marked))
+    live.marked = left.marked
     settled = replace(settled_by(ending.stored, outcome), finished=ending.stored.finished + 1, native=end.native)
     live.hold.learn(replace(settled, **{name: value for name, value in end.program.items() if name != "status"}))
     live.ended(end.result, settled.native_id)
@@ -118,19 +134,20 @@ async def finish(
 async def _look(live: LiveSession, ending: Ending) -> Left:
     """What changed in the workspace, the program's own history saved, and what lies under /artifacts or is marked."""
 
-    def look() -> tuple[tuple[FileChange, ...], dict[str, Any], bool]:
+    def look() -> Left:
         changes = live.watch.changes()
-        return changes, live.hold.save_turn(ending.stored, ending.outcome), not live.vault.empty()
+        native = live.hold.save_turn(ending.stored, ending.outcome)
+        return Left(changes, native, live.watch.complete, not live.vault.empty(), live.marked)
 
-    marking = live.host.store.read(lambda conn: file_queries.marked(conn, live.id))
-    changes, native, results = await asyncio.to_thread(look)
-    marked = await marking
-    collected = Collected()
-    kept: Mapping[str, str] = {}
-    if marked or results:
-        collected = await asyncio.to_thread(live.vault.collect, marked, live.host.settings.artifact_limit)
-        kept = await live.host.store.read(lambda conn: file_queries.kept(conn, live.id))
-    return Left(changes, native, collected, kept, live.watch.complete)
+    return await _collect(live, await asyncio.to_thread(look))
+
+
+async def _collect(live: LiveSession, left: Left) -> Left:
+    if not left.results and not left.marked:
+        return replace(left, collected=Collected())
+    collected = await asyncio.to_thread(live.vault.collect, left.marked, live.host.settings.artifact_limit)
+    kept = await live.host.store.read(lambda conn: file_queries.kept(conn, live.id))
+    return replace(left, collected=collected, kept=kept)
 
 
 async def _commit(live: LiveSession, ending: Ending, call: Call) -> tuple[Persistence, Sequence[Any]]:
@@ -184,8 +201,8 @@ def _new(left: Left) -> tuple[FileRef, ...]:
     return tuple(file for file in left.collected.files if left.kept.get(file.path) != file.sha256)
 
 
-async def _write(live: LiveSession, ending: Ending, end: Conclusion) -> list[Record]:
-    """All of it in one transaction; the records that readers get."""
+async def _write(live: LiveSession, ending: Ending, left: Left, end: Conclusion) -> list[Record]:
+    """All of it in one transaction; the records that readers get. Raises _MarkedSince."""
     turn, rules = ending.turn, ending.place.rules if ending.place is not None else live.rules
     trace = rules.get("trace", True)
     events = await shelve(end.events, blobs_of(live.dirs)) if trace else end.events
@@ -194,6 +211,8 @@ async def _write(live: LiveSession, ending: Ending, end: Conclusion) -> list[Rec
     forget = not trace or redacted or "messages" in turn.input  # the transcript is its caller's
 
     def write(conn: Connection) -> list[Record]:
+        if (marked := file_queries.marked(conn, live.id)) != left.marked:
+            raise _MarkedSince(marked)
         records = journal.finish(
             conn,
             ending.lease,

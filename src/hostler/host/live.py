@@ -77,6 +77,7 @@ class LiveSession:
         self.usage = Usage(**row.usage)
         self.cost: float | None = None if row.unpriced else row.cost
         self.running: Running | None = None
+        self.marked: Mapping[str, str | None] = row.marked  # staged files that are artifacts, as far as is known here
         self.hold = Hold(host, row, runtime, dirs, lambda: self.running)
         self._granted: tuple[StoredTurn, Lease] | None = None
         self._worker: asyncio.Task[None] | None = None

@@ -45,10 +45,10 @@ def _turn(row: Any, session: Any) -> Turn:
 
 
 _WAITING = select(func.count()).where(turns.c.session == sessions.c.id, IS_OPEN).scalar_subquery()
-_LEASE = tuple(sessions.c[name] for name in ("key", "holder", "epoch", "busy", "notices"))
+_SESSION = tuple(sessions.c[name] for name in ("key", "holder", "epoch", "busy", "notices"))
 _BEFORE = Prepared(
     select(
-        *_LEASE,
+        *_SESSION,
         sessions.c.seq,
         _WAITING.label("waiting"),
         select(turns.c.id).where(turns.c.id == bindparam("t")).exists().label("known"),
@@ -113,7 +113,7 @@ def digest(input: dict[str, Any]) -> dict[str, Any]:
 
 
 _HEAD = Prepared(
-    select(turns, *_LEASE)
+    select(turns, *_SESSION)
     .join_from(turns, sessions, turns.c.session == sessions.c.id)
     .where(turns.c.session == bindparam("s"), IS_OPEN)
     .order_by(turns.c.position)
