@@ -174,7 +174,7 @@ def test_secrets_are_found_nowhere(
     assert b"found" in places["records"]
     assert len((workspace / "dump.bin").read_bytes()) > 5000  # it did find something
     assert seen_by_server.exists()
-    assert {r.name.partition(".")[0] for r in caplog.records} >= {"httpx", "httpcore"}
+    assert {r.name.partition(".")[0] for r in caplog.records} >= {"mcp"}  # libraries tell all they do
     assert any(path.endswith("store.db") for path in places)
     leaks = [
         f"{what} in {place}"

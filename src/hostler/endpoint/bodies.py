@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG = b"0" * 19  # what has so many digits may be no number of 64 bits, which orjson makes a float of
 
 
