@@ -535,6 +535,23 @@ def test_a_damaged_log_is_found(home: Home, database: sqlite3.Connection) -> Non
         home.restore()
 
 
+def test_a_database_that_nobody_has_touched_since_is_not_looked_through(
+    home: Home, database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(database, "one")
+    home.save((DB,))
+    with monkeypatch.context() as patch:
+        patch.setattr(native.sqlite, "copy", lambda *_: pytest.fail("copied"))
+        assert home.check((DB,)) == "ok"
+    home.write("share/app.db-journal", b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + b"\0" * 600)
+    assert home.check((DB,)) == "damaged"
+    (home.path / "share" / "app.db-journal").unlink()
+    add(database, "two")
+    assert home.check((DB,)) == "ok"
+    (home.path / "share" / "app.db-wal").write_bytes(b"")
+    assert home.check((DB,)) == "damaged", "its rows are gone"
+
+
 def test_rows_that_are_deleted_are_no_damage(home: Home, database: sqlite3.Connection) -> None:
     for text in ("one", "two", "three"):
         add(database, text)

@@ -115,7 +115,7 @@ class NativeFile:
 
     ``pattern`` is a glob (``*`` within a name, ``**`` over folders) in which ``{id}`` stands for the native id and ``{id:8}`` for its first eight characters.
     ``kind``: ``jsonl`` is a text file that only grows line by line (a torn last line may be dropped), ``file`` is
-    copied whole, ``sqlite`` is copied with SQLite's own backup. ``moved`` is how it is told of a session's new working
+    copied whole, ``sqlite`` is a database, copied with what its write-ahead log holds. ``moved`` is how it is told of a session's new working
     directory, where the program would not find the conversation otherwise: of a database the SQL, with ``:workdir``; of a
     ``jsonl`` the field of its first record.
     """

@@ -160,9 +160,7 @@ def _save_database(root: Root, target_dir: str, path: str, old: Mapping[str, Any
         with root.open_read(path) as source:
             info = os.fstat(source.fileno())
             entry = entry_of(info)
-            seen = [info.st_dev, *entry]
-            with contextlib.suppress(FileNotFoundError):
-                seen += entry_of(root.lstat(path + "-wal"))
+            seen = _seen(root, path, info)
             if old and old["seen"] == seen and _is_there(target_dir, old):
                 return dict(old)
             item = {"path": path, "kind": "sqlite", "mode": stat.S_IMODE(info.st_mode), "seen": seen}
@@ -186,6 +184,14 @@ def _save_database(root: Root, target_dir: str, path: str, old: Mapping[str, Any
                     return item
         time.sleep(0.02 * attempt)
     raise _Skipped("it is being written to all the time")
+
+
+def _seen(root: Root, path: str, info: os.stat_result) -> list[int]:
+    """What a database and its log have in no other state."""
+    seen = [info.st_dev, *entry_of(info)]
+    with contextlib.suppress(FileNotFoundError):
+        seen += entry_of(root.lstat(path + "-wal"))
+    return seen
 
 
 def _unchanged(root: Root, path: str, entry: Entry) -> bool:
@@ -262,7 +268,7 @@ def check(
     root = Root(home)
     known = (manifest or {}).get("files", ())
     if known:
-        found = [_status(root, item["path"], item["kind"], _least(target_dir, item)) for item in known]
+        found = [_compared(root, target_dir, item) for item in known]
         # Files of an unfinished turn are not in the manifest yet; torn lines in them are repaired all the same.
         for path in _find(root, files, native_id).items() - {(item["path"], item["kind"]) for item in known}:
             _status(root, *path, 0)
@@ -306,7 +312,7 @@ def restore(target_dir: str, home: str, manifest: Mapping[str, Any]) -> None:
     root = Root(home)
     for item in manifest["files"]:
         path = item["path"]
-        if _status(root, path, item["kind"], _least(target_dir, item)) == "ok":
+        if _compared(root, target_dir, item) == "ok":
             continue
         if not _is_there(target_dir, item):
             raise SessionLost(f"The saved copy of {path} is missing or cut short; the conversation cannot be put back.")
@@ -336,6 +342,16 @@ def relocate(home: str, files: Iterable[NativeFile], native_id: str, workdir: st
                         jsonl.change_first(root, path, wanted.moved, workdir)
                     else:
                         sqlite.change(root, path, wanted.moved, {"workdir": workdir})
+
+
+def _compared(root: Root, target_dir: str, item: Mapping[str, Any]) -> Status:
+    """Whether what is in home is sound and no older than its copy."""
+    path = item["path"]
+    if item["kind"] == "sqlite":
+        with contextlib.suppress(OSError, PathError):  # untouched since it was copied, it need not be looked through
+            if _seen(root, path, root.lstat(path)) == item["seen"] and not sqlite.in_transaction(root, path):
+                return "ok"
+    return _status(root, path, item["kind"], _least(target_dir, item))
 
 
 def _least(target_dir: str, item: Mapping[str, Any]) -> int:
