@@ -168,6 +168,33 @@ def test_one_of_two_who_joined_a_run_leaves_it_to_the_other(harness: Any) -> Non
         assert pool.submit(second.wait).result(timeout=60).text == "one two"
 
 
+JOINED = """
+import json, sys
+import hostler
+from hostler.testing.fake_runtime import FAKE
+options = json.loads(sys.argv[1])
+host = hostler.local_host(data_dir=options.pop("state_dir"))
+harness = hostler.create_harness(host=host, runtime=FAKE, **options)
+stream = hostler.stream_harness(harness=harness, run_id="once", prompt=sys.argv[2])
+print(next(stream).delta, flush=True)
+print(stream.wait().text, flush=True)
+"""
+
+
+def test_one_who_joined_a_run_of_another_process_leaves_it_there(
+    harness: Any, options: dict[str, Any], state_dir: Any
+) -> None:
+    prompt = json.dumps([{"text": "one "}, {"sleep": 2}, {"text": "two"}])
+    job = json.dumps({**options, "state_dir": str(state_dir)})
+    with subprocess.Popen([sys.executable, "-c", JOINED, job, prompt], stdout=subprocess.PIPE, text=True) as app:
+        assert app.stdout is not None
+        assert app.stdout.readline() == "one \n"
+        stream = hostler.stream_harness(harness=harness, run_id="once", prompt=prompt)
+        assert isinstance(next(stream), Text)
+        stream.close()
+        assert app.stdout.readline() == "one two\n"
+
+
 EXIT = """
 import json, sys
 import hostler

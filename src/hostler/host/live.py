@@ -464,9 +464,11 @@ class LiveSession:
     async def _stopped(self, turns: set[str], *, wait: bool) -> bool:
         """End these turns. Without ``wait`` those that wait behind others' get their `Done` later. False when one does
         not end: then its program is ended, and its `Done` is written by whoever comes next."""
-        for turn in turns:
-            await self.stop_turn(turn, "cancelled")
         running = {self.running.turn} if self.running is not None else set()
+        elsewhere = {turn for turn in turns - running if not self.holders.accepted_here(turn)}
+        self.holders.over(*elsewhere)  # they are not ours to end
+        for turn in turns - elsewhere:
+            await self.stop_turn(turn, "cancelled")
         try:
             async with asyncio.timeout(10):
                 await self.holders.until_over(turns if wait else turns & running)
