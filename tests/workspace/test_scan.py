@@ -3,10 +3,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hostler.workspace.scan import DEFAULT_SKIP, Snapshot, dump, load, scan, settle
 
@@ -125,6 +128,30 @@ def test_twenty_thousand_files(tmp_path: Path) -> None:
     dump(seen)
     print(f"scan {(middle - started) * 1000:.0f} ms, dump {(time.perf_counter() - middle) * 1000:.0f} ms")
     assert len(seen.entries) == 20_000
+
+
+NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "CACHEDIR.TAG", "d/CACHEDIR.TAG", "z"])
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from(["write", "link", "remove"]), NAMES), max_size=3), max_size=6))
+def test_what_was_seen_before_changes_nothing_but_the_work(steps: list[list[tuple[str, str]]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        last = scan(folder)
+        for number, changes in enumerate(steps):
+            for how, name in changes:
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
+                if how == "write":
+                    path.write_text("x" * number)
+                elif how == "link":
+                    path.symlink_to(f"{number}")
+            seen = scan(folder, last=last)
+            fresh = scan(folder)
+            assert seen == fresh
+            assert list(seen.entries) == list(fresh.entries)
+            assert scan(folder, last=seen) is seen
+            last = seen
 
 
 def test_sockets_do_not_disturb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,7 @@ def test_the_baseline_is_bounded_and_holds_the_smallest(
 
 
 def test_too_large_a_workspace_is_said(watch: Watch, ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hostler.workspace.watch.scan", lambda root, skip: scan(root, skip, limit=3))
+    monkeypatch.setattr("hostler.workspace.watch.scan", lambda root, skip, last: scan(root, skip, limit=3))
     watch.begin()
     assert watch.complete
     for number in range(5):

@@ -9,7 +9,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
@@ -57,16 +57,20 @@ def scan(
     skip: frozenset[str] = DEFAULT_SKIP,
     limit: int = _MAX_ENTRIES,
     marks: frozenset[str] = _MARKS,
+    last: Snapshot | None = None,
 ) -> Snapshot:
     """Look at everything below ``root`` but folders named in ``skip`` and those that hold one of ``marks``. Follows no
-    link; what vanishes is left out, and a root that is gone is empty."""
-    entries: dict[str, Entry] = {}
+    link; what vanishes is left out, and a root that is gone is empty. Gives ``last`` itself when nothing is different."""
+    before = last.entries if last else {}
+    expected = iter(before.items())
+    alike = 0  # so many are what was expected; as long as all are, nothing is built
+    entries: dict[str, Entry] | None = None
     links: dict[str, str] = {}
     skipped: set[str] = set()
     count = 0
 
     def visit(fd: int, prefix: str, depth: int) -> None:
-        nonlocal count
+        nonlocal count, alike, entries
         names = os.listdir(fd)  # an object for each, as os.scandir makes it, takes longer than the system calls
         if prefix and not marks.isdisjoint(names):
             skipped.add(prefix)
@@ -87,7 +91,13 @@ def scan(
                         links[prefix + name] = os.readlink(name, dir_fd=fd)
             except OSError:
                 continue  # vanished, or has become something else meanwhile
-            entries[prefix + name] = entry_of(info)
+            path, entry = prefix + name, entry_of(info)
+            if entries is None:
+                if next(expected, None) == (path, entry):
+                    alike += 1
+                    continue
+                entries = dict(islice(before.items(), alike))
+            entries[path] = entry
         for name in folders:
             path = prefix + name + "/"
             if depth == _MAX_DEPTH:
@@ -116,6 +126,10 @@ def scan(
         return Snapshot(complete=False)
     finally:
         os.close(top)
+    if entries is None:
+        if last == Snapshot(before, links, frozenset(skipped)) and alike == len(before):
+            return last
+        entries = dict(islice(before.items(), alike))
     return Snapshot(entries, links, frozenset(skipped))
 
 

@@ -70,10 +70,7 @@ class Watch:
             self._written = (None, None)  # a session at rest should cost little
 
     def _look(self) -> Snapshot:
-        look = scan(self._root.path, self._skip)
-        if look != self._last:
-            self._last = look
-        assert self._last is not None
+        self._last = scan(self._root.path, self._skip, last=self._last)
         return self._last
 
     def close(self) -> None:
