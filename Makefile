@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 	$(BIN)/hostler demo --harness $(HARNESS)
 
 test: $(VENV)/.dev $(VENV)-litellm/.ready .programs/.ready bubblewrap containers lint
-	$(BIN)/pytest -n 3 --dist loadgroup -m "not soak"
+	$(BIN)/pytest -n 3 --dist loadgroup -m "not soak" $(AGAIN)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

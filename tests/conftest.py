@@ -23,6 +23,8 @@ pytest_plugins = ["tests.containers.fixtures"]
 SOAK = os.environ.get("HOSTLER_SOAK") == "1"
 CI = os.environ.get("CI") == "true"
 _skipped: list[str] = []
+_again: dict[str, str] = {}  # tests that failed and were run once more, and how they had failed
+_MAX_AGAIN = 3  # many that fail once are no bad luck
 
 # Before a test module looks for a program: those that `make` has installed come first.
 _PROGRAMS = Path(__file__).resolve().parents[1] / ".programs" / "node_modules" / ".bin"
@@ -41,12 +43,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and "run by make soak" not in str(report.longrepr):
         _skipped.append(report.nodeid)
+    elif report.outcome == "rerun":  # type: ignore[comparison-overlap]
+        _again[report.nodeid] = report.longreprtext
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return
     # In CI every back end is installed; a test that is skipped there hides a missing one.
-    if CI and _skipped and not hasattr(session.config, "workerinput"):
+    if CI and _skipped:
         print("\nskipped in CI:", *_skipped, sep="\n  ")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if len(_again) > _MAX_AGAIN:
+        print(f"\nmore than {_MAX_AGAIN} tests had to be run again")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -55,6 +64,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     _resume_matrix(terminalreporter)
     _probes(terminalreporter)
     _kills(terminalreporter)
+    if _again:
+        terminalreporter.section("failed, and were run once more")
+        for test, why in _again.items():
+            terminalreporter.write_line(f"{test}\n{why[-2000:]}\n")
 
 
 def _kills(terminalreporter: Any) -> None:
