@@ -241,7 +241,7 @@ async def _sandbox(given: Any, dirs: SessionDirs, host: Host) -> tuple[Sandbox, 
 
 
 def _is_sandbox(given: Any) -> bool:
-    return all(hasattr(given, part) for part in ("root", "workdir", "enclose", "prepare"))
+    return all(hasattr(given, part) for part in ("root", "workdir", "enclose", "prepare", "recipe"))
 
 
 def _is_workspace(root: str, dirs: SessionDirs) -> bool:

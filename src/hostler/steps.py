@@ -20,18 +20,23 @@ class Step:
     events: tuple[Journalled, ...] = ()
     sends: tuple[Send, ...] = ()
     native_id: str | None = None
+    due: bool = False  # it is stored though it tells nothing: the keeper is to forget what led to it
 
     def then(self, later: Step) -> Step:
         """Both, as one."""
         return Step(
-            later.progress, self.events + later.events, self.sends + later.sends, later.native_id or self.native_id
+            later.progress,
+            self.events + later.events,
+            self.sends + later.sends,
+            later.native_id or self.native_id,
+            self.due or later.due,
         )
 
     @property
     def tells(self) -> bool:
         """Whether it must be stored. What gives nothing to tell or to say is stored with a later step: after a crash it
         is read again."""
-        return bool(self.events or self.sends or self.native_id)
+        return bool(self.events or self.sends or self.native_id or self.due)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from . import outcome as endings
 from .answer import refusal, settle
+from .keeper import KeeperError
 from .outcome import Outcome
 from .output import Output
 from .program import Gone, Program, is_prompt
@@ -101,11 +102,17 @@ async def run_turn(
         if on_approval is not None:
             on_approval(approval)
 
+    async def say(sends: Sequence[Send]) -> None:
+        try:
+            await program.send(sends)
+        except KeeperError as error:  # the turn ends by that, with all that is known of it
+            program.put(Gone(error))  # type: ignore[arg-type]
+
     async def landed(step: Step) -> None:
         events = [event for event, _ in step.events]
         running.written(events)
         running.reached(step.progress)
-        await program.send(step.sends)
+        await say(step.sends)
         for event in events:
             if isinstance(event, Approval):
                 ask(event)
@@ -185,16 +192,17 @@ async def run_turn(
                     progress = replace(progress, stop=progress.stop or stop)
             native_id = named or native_id
             if end is not None:
+                running.program = None  # a model call that ends from now on is a late one
                 waiting = steps.take()
                 await steps.landed_all()
                 last = (*waiting.events, *events) if waiting is not None else tuple(events)
                 return await _over(program, progress, native_id, end, last, leftover)
             if batch[0] is prompt and all(send.key == prompt.turn for send in sends):
                 # The turn is in the store, and the program's log tells whoever recovers it that this was said.
-                await program.send(sends)
-                sends = []
-            come_to = Step(progress, tuple(events), tuple(sends), named)
-            if come_to.tells or unread >= _UNREAD or not steps.idle:
+                await say(sends)
+                sends, named = [], native_id  # which an idle program may have told
+            come_to = Step(progress, tuple(events), tuple(sends), named, due=unread >= _UNREAD)
+            if come_to.tells or not steps.idle:
                 steps.put(come_to)
             else:
                 running.reached(progress)

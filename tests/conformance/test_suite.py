@@ -40,6 +40,7 @@ def test_every_capability_is_a_row_and_every_row_is_one_or_a_promise() -> None:
     assert asked == fields - {
         "fresh",
         "sub_agent_header",
+        "wants_objects",
         "reasons",
     }  # those are for hostler and the suite
     modes = {row.field.partition(".")[2] for row in ROWS if row.field and row.field.startswith("permissions.")}

@@ -199,8 +199,8 @@ def test_a_paused_holder_can_neither_write_nor_speak(models: ModelServer, state_
     options = FAKE_PROGRAM.options(models)
     script = json.dumps([{"text": "a"}, {"sleep": 17}, {"text": "b"}])
     app = App({"harness": "fake", "options": options, "prompts": [FAKE_PROGRAM.say("CODEWORD-one"), script]})
-    app.until("event Text", 2)
-    state = State.loads(next(line[6:] for line in reversed(app.lines) if line.startswith("state ")))
+    state = State.loads([app.until("state ") for _ in range(2)][-1])
+    app.until("event Text", app.lines.count("event Text") + 1)
     os.kill(app.process.pid, signal.SIGSTOP)
     try:
         with hostler.agent_resume(state, **options) as session:

@@ -236,6 +236,28 @@ def said_it_all(program: Program, state_dir: Path) -> bool:
     return said.count(ENDS.get(program.name, b'"stopReason"')) >= 2
 
 
+def test_detaching_does_not_wait_for_a_turn_that_was_found(
+    models: ModelServer, state_dir: Path, workspace: Path
+) -> None:
+    program = FAKE_PROGRAM
+    options = program.options(models)
+    command = "until [ -e go ]; do sleep 0.05; done; echo ended > log.txt"
+    app = App(job_of(program, options, workspace, program.shell(command, "CODEWORD-two")))
+    app.until("event ToolCall")
+    app.kill()
+    state = state_of(app)
+    box = hostler.sandbox.local(workspace)
+    for _ in range(2):
+        state = hostler.agent_resume(state, sandbox=box, **options).detach()
+    assert not (workspace / "log.txt").exists()
+    assert len(keepers_of(state_dir)) == 1
+    (workspace / "go").touch()
+    with hostler.agent_resume(state, sandbox=box, **options) as session:
+        assert "CODEWORD-two" in session.run(program.recall()).text
+        assert session.resumed == "attached"
+    assert (workspace / "log.txt").read_text() == "ended\n"
+
+
 # ---- much output ----------------------------------------------------------------------------------------------------
 
 

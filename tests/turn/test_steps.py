@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -97,6 +98,9 @@ def test_what_tells_nothing_is_not_committed_by_itself() -> None:
         steps.put(step(4))
         await steps.landed_all()
         assert book.log == [("landed", (4, []))]
+        steps.put(replace(step(5), due=True))  # unless the keeper is to forget it
+        await book.commit()
+        assert book.log[1:] == [("committed", ([], 5, None)), ("shown", []), ("landed", (5, []))]
 
     asyncio.run(check())
 

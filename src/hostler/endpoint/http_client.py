@@ -22,7 +22,7 @@ _LARGE = 2**20  # bytes of a body from which on it is written piece by piece
 
 class HttpClient:
     """Keeps no cookies (it serves many sessions), follows no redirect (it carries keys), reads no passwords from files
-    and adds no header that was not given, but for what HTTP needs. It belongs to the loop that it was made on."""
+    and adds no header that was not given, but for what HTTP needs and `Accept`. It belongs to the loop that it was made on."""
 
     def __init__(self, session: aiohttp.ClientSession, proxies: Mapping[str, str]) -> None:
         self._session = session

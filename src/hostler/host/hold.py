@@ -67,7 +67,7 @@ class Hold:
         self.looking: asyncio.Task[None] | None = None  # at the workspace, before the turn
         self._reached = False
         self._late_calls: list[ModelCall] = []
-        self._stored: Stored | None = None  # as of the last step under self._epoch; another host's epoch makes it stale
+        self._stored: Stored | None = None  # as of the last turn under self._epoch; another host's epoch makes it stale
         self._epoch = 0
 
     async def reach(
@@ -156,18 +156,19 @@ class Hold:
         if stored.progress is None:
             return None
         progress, masker = Progress.from_dict(stored.progress), masker_of(place)
+        native_id: str | None = None
         items: list[Item] = [*keeper.read_spool(stored.program["address"]["dir"], stored.frame)]
         if progress.turn != running.turn:  # the step with the prompt was not stored
             given = next((n for n, item in enumerate(items) if is_prompt(item, running.turn)), None)
             if given is None:
                 return None
             for item in items[:given]:
-                progress = advance(self._runtime.codec, progress, item).progress
+                step = advance(self._runtime.codec, progress, item)
+                progress, native_id = step.progress, step.native_id or native_id
             schema = place.rules.get("output") if place.schema_at == "prompt" else None
             items = [Prompt(running.turn, "", schema=schema), *items[given:]]
         masker.resume(progress.masking)
         events: list[Journalled] = []
-        native_id: str | None = None
         ended: Ended | None = None
         for item in items:
             step = advance(self._runtime.codec, progress, item)
@@ -191,7 +192,7 @@ class Hold:
         return Outcome(ended, replace(progress, turn=None), native_id, False, tuple(events))
 
     def learn(self, stored: Stored) -> None:
-        """What the store holds after the step that was just committed."""
+        """What the store holds after the end of a turn."""
         self._stored = stored
 
     def _open_route(self, token: str, tool_token: str | None, keeper_pid: int, place: Place) -> None:

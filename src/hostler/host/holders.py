@@ -28,6 +28,7 @@ class Call:
 
 @dataclass(slots=True)
 class _Turn:
+    begun: bool = False
     foreign: bool = False
     done: bool = False
     calls: list[Call] = field(default_factory=list)
@@ -38,7 +39,7 @@ class Holders:
     """The handles of a session in this process, and its open turns here with those who wait for each."""
 
     def __init__(self) -> None:
-        self.handles: WeakSet[Any] = WeakSet()  # nobody waits through one that was dropped
+        self.handles: WeakSet[Any] = WeakSet()  # one that was dropped holds nothing, unless its turn is open
         self._turns: dict[str, _Turn] = {}
 
     @property
@@ -61,12 +62,13 @@ class Holders:
         """The call does not wait after all."""
         if (found := self._turns.get(turn)) is not None and call in found.calls:
             found.calls.remove(call)
-            if not found.calls:
+            if not found.calls and not found.begun:
                 self.over(turn)
 
     def begin(self, turn: str, *, foreign: bool = False) -> None:
         """The turn is there, whether or not a call waits for it. ``foreign``: somebody else has accepted it."""
         found = self._turns.setdefault(turn, _Turn())
+        found.begun = True
         found.foreign = found.foreign or foreign
 
     def done(self, turn: str) -> None:

@@ -226,9 +226,7 @@ class LiveSession:
 
     async def approvals(self) -> list[Approval]:
         """The open questions of the session's turn, wherever it runs."""
-        if self._worker is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.looked.wait(), _TAKES_UP)
+        await self._taken_up()
         if self.running is not None:
             return list(self.running.approvals.values())
         fetch = self.host.journal.fetch
@@ -390,6 +388,7 @@ class LiveSession:
     async def detach(self, holder: object) -> None:
         """Leave the program, and turns if there are any, to its keeper."""
         await self._accepted()
+        await self._taken_up()
         worker = self._worker
         if worker is not None and not worker.done() and not self.holders.open:
             await asyncio.wait([worker])  # it only tidies up behind the last turn
@@ -421,10 +420,8 @@ class LiveSession:
             await self._abandon()
 
     async def _part(self) -> None:
+        await self._taken_up()
         worker = self._worker
-        if worker is not None and not worker.done():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.looked.wait(), _TAKES_UP)
         if worker is None or worker.done() or self.running is None or self._is_ours(self.running.turn):
             await self.close()
             return
@@ -437,6 +434,12 @@ class LiveSession:
     def _is_ours(self, turn: str) -> bool:
         return self.holders.accepted_here(turn) and self.holders.awaited(turn)
 
+    async def _taken_up(self) -> None:
+        """What is before the worker is known: it may be a turn that a dead host has left."""
+        if self._worker is not None and not self._worker.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.looked.wait(), _TAKES_UP)
+
     async def _accepted(self) -> None:
         """What is on its way in is in: it would begin behind the end."""
         while self._accepting:
@@ -445,6 +448,7 @@ class LiveSession:
     async def _ended(self, holder: object, status: str) -> None:
         try:
             await self._accepted()
+            await self._taken_up()
             others = self._others(holder)
             if not await self._stopped(set(self.holders.turns) - others, wait=not others):
                 return
@@ -495,7 +499,9 @@ class LiveSession:
             lambda conn: inbox.claim_idle(conn, self.id, self.host.id, self.host.is_dead)
         )
         if lease is None:  # a turn runs or waits in it, here or elsewhere, or is left to whoever comes: not ours to end
-            if not self.holders.turns:
+            if self.holders.turns:
+                self._afterwards = partial(self._end, status)
+            else:
                 await self.hold.let_go()
             return
         try:

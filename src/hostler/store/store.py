@@ -112,6 +112,8 @@ class Store:
             self._reads.put(None)
             for thread in self._threads:
                 thread.join(10)
+            late = [*_rest(self._writes), *_rest(self._reads)]  # put in while it was being closed
+            _tell([(job, None, StoreError(f"The store {self._where} is closed.")) for job in late])
             self._engine.dispose()
 
     def _write_loop(self) -> None:
@@ -175,6 +177,16 @@ def _next(jobs: queue.SimpleQueue[_Job | None]) -> list[_Job]:
             break
         batch.append(more)
     return batch
+
+
+def _rest(jobs: queue.SimpleQueue[_Job | None]) -> list[_Job]:
+    """What nobody will take any more."""
+    rest: list[_Job] = []
+    with contextlib.suppress(queue.Empty):
+        while True:
+            if (job := jobs.get_nowait()) is not None:
+                rest.append(job)
+    return rest
 
 
 def _transact(conn: Connection, batch: Sequence[_Job]) -> list[_Outcome]:
