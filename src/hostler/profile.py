@@ -263,6 +263,10 @@ async def begin(
                 loop=loop,
             )
             return await core.begin(**said, loop=loop, extra_body=extra_body, turn_id=turn)
+        except BaseException:
+            if core.ephemeral:
+                await core.close()
+            raise
         finally:
             core.lend()
 

@@ -41,6 +41,7 @@ class Running:
     told: asyncio.Event = field(default_factory=asyncio.Event)  # that is known
     may_call: asyncio.Event = field(default_factory=asyncio.Event)  # the program has said what comes before its model
     answered: int = 0  # model calls of the main agent
+    over: bool = False  # for its program; what it left is still looked at and stored
 
     def put(self, command: Command | Approval | Stop) -> None:
         """Hand a command to the turn; kept when its program is not there yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, Unpack
@@ -102,8 +103,11 @@ class SessionCore:
         """
         source = await self.begin(prompt, loop=loop, **options)
         events: list[TurnEvent] = []
-        while batch := await source.batch():
-            events += batch
+        try:
+            while batch := await source.batch():
+                events += batch
+        finally:
+            source.close()
         done = events.pop()
         assert isinstance(done, Done)
         return checked(replace(done.result, events=tuple(events)))
@@ -139,7 +143,7 @@ class SessionCore:
         raises = {**self._live.rules, **rules}.get("on_persistence_error") == "raise"
         output = held(rules.get("output", self._live.rules.get("output")), given.output, self._live.options.output)
         on_busy = given.on_busy if "on_busy" in options else self._live.options.on_busy
-        if on_busy == "steer" and self._live.running is not None:
+        if on_busy == "steer" and self._live.hears:
             turn = self._live.steer(prompt, call)
             found = await self._live.host.store.write(lambda conn: _steered(conn, turn))
         else:
@@ -179,14 +183,14 @@ class SessionCore:
         waiting = await live.host.store.read(lambda conn: inbox.open_turns(conn, live.id))
         await live.stop_turn(None, "cancelled")
         for turn in waiting:
-            follower = live.host.journal.follow(live.id, turn.first - 1, turn.id)
-            while True:
-                try:
-                    async with asyncio.timeout(1):
-                        if not await follower.batch():
-                            break
-                except TimeoutError:
-                    live.serve()  # whoever runs it may be dead or frozen: then it is ours to end
+            with contextlib.closing(live.host.journal.follow(live.id, turn.first - 1, turn.id)) as follower:
+                while True:
+                    try:
+                        async with asyncio.timeout(1):
+                            if not await follower.batch():
+                                break
+                    except TimeoutError:
+                        live.serve()  # whoever runs it may be dead or frozen: then it is ours to end
 
     async def state(self) -> State:
         """The resume token, as of the last finished turn."""
@@ -360,8 +364,12 @@ class TurnSource:
         """End the turn."""
         await self._live.stop_turn(self._follower.turn, "cancelled")
 
-    async def leave(self) -> None:
+    def close(self) -> None:
+        """Stop listening."""
         self._follower.close()
+
+    async def leave(self) -> None:
+        self.close()
         if self._core.ephemeral:
             await self._core.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from dataclasses import replace
@@ -44,6 +45,7 @@ class Stream:
         self._seen: list[TurnEvent] = []
         self._result: Result | None = None
         self._left = False
+        self._filling: asyncio.Task[None] | None = None  # on the engine
 
     @property
     def result(self) -> Result:
@@ -91,7 +93,7 @@ class Stream:
 
     def __next__(self) -> TurnEvent:
         if not self._ready and not self._over():
-            self._take(portal.run(self._batch()))
+            portal.run(self._fill())
         if not self._ready:
             raise StopIteration
         return self._give()
@@ -101,7 +103,7 @@ class Stream:
 
     async def __anext__(self) -> TurnEvent:
         if not self._ready and not self._over():
-            self._take(await portal.arun(self._batch()))
+            await portal.arun(self._fill())
         if not self._ready:
             raise StopAsyncIteration
         return self._give()
@@ -129,6 +131,7 @@ class Stream:
         return self._result is not None or self._left
 
     def _take(self, events: list[TurnEvent]) -> None:
+        self._filling = None
         self._ready.extend(events)
         if not events:
             self._left = True
@@ -145,10 +148,16 @@ class Stream:
     # On the engine.
 
     async def _source(self) -> Source:
-        return await asyncio.wrap_future(self._opening)
+        return await _begun(self._opening)
 
-    async def _batch(self) -> list[TurnEvent]:
-        return await (await self._source()).batch()
+    async def _fill(self) -> None:
+        """Have what comes next ready. Whoever waits for it may be cancelled: it is there for the one after him."""
+        filling = self._filling = self._filling or asyncio.create_task(_read(self._opening, weakref.ref(self)))
+        try:
+            await asyncio.shield(filling)
+        finally:
+            if filling.done() and self._filling is filling:
+                self._filling = None
 
     async def _cancel(self) -> None:
         await (await self._source()).cancel()
@@ -159,6 +168,18 @@ class Stream:
         except Exception:
             return  # it never began, and whoever iterated was told
         await source.leave()
+
+
+async def _begun(opening: concurrent.futures.Future[Source]) -> Source:
+    """Whoever waits for it may be cancelled; the turn is accepted all the same."""
+    return await asyncio.shield(asyncio.wrap_future(opening))
+
+
+async def _read(opening: concurrent.futures.Future[Source], stream: weakref.ref[Stream]) -> None:
+    """The next events for the stream, which is not kept by this."""
+    events = await (await _begun(opening)).batch()
+    if (reader := stream()) is not None:
+        reader._take(events)
 
 
 class Finished(Awaitable[Result]):

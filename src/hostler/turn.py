@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -192,7 +193,7 @@ async def run_turn(
                     progress = replace(progress, stop=progress.stop or stop)
             native_id = named or native_id
             if end is not None:
-                running.program = None  # a model call that ends from now on is a late one
+                running.program, running.over = None, True  # a model call that ends from now on is a late one
                 waiting = steps.take()
                 await steps.landed_all()
                 last = (*waiting.events, *events) if waiting is not None else tuple(events)
@@ -208,7 +209,8 @@ async def run_turn(
                 running.reached(progress)
             if unread >= _UNREAD:
                 await steps.landed_all()
-                await program.read_up_to(progress.frame)
+                with contextlib.suppress(KeeperError):  # it is gone: what it said before that is read all the same
+                    await program.read_up_to(progress.frame)
                 unread = 0
             if (reason := _exceeded(running, progress, bounds)) is not None:
                 running.put(Stop(reason))
@@ -222,7 +224,12 @@ _REASONS: dict[str, StopReason] = {r: r for r in get_args(StopReason)}
 _GIVE_UP: Any = object()
 _UNHEARD: Any = object()
 _UNWRITTEN: Any = object()
-_NOT_GONE_ON_WITH = ("state_incompatible", "program_silent", "mcp_server_failed")  # errors that end the program, too
+_NOT_GONE_ON_WITH = (
+    "state_incompatible",
+    "program_silent",
+    "mcp_server_failed",
+    "program_lost",
+)  # the program ends, too
 _GAVE_UP = Ended("interrupted")
 
 
@@ -243,7 +250,11 @@ async def _over(
     alive = program.gone is None and progress.exited is None
     if progress.stop is not None and end.stop_reason != "done":
         if alive and end is not _GAVE_UP:
-            await program.sweep_turn()  # it ended by itself; its tools' processes may not have
+            try:
+                await program.sweep_turn()  # it ended by itself; its tools' processes may not have
+            except KeeperError:
+                await program.kill()
+                alive = False
         elif alive:
             await program.kill()
             alive = False

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import hostler
-from hostler.harness import Done, Record, State, Text
+from hostler.harness import Done, Record, Started, State, Text
 from hostler.testing.model_server import ModelServer
 from tests.conftest import SOAK, keepers_of, processes_of, wait_until
 from tests.sessions.programs import CLAUDE, CODEX, FAKE_PROGRAM, Program, ids
@@ -223,6 +223,31 @@ def test_a_paused_holder_can_neither_write_nor_speak(models: ModelServer, state_
         assert sum(isinstance(r.event, Done) for r in records if r.turn == turn) == 1
     epochs = [r.event.epoch for r in records if type(r.event).__name__ == "Started"]
     assert epochs == sorted(epochs)
+
+
+@pytest.mark.soak
+def test_a_paused_holder_goes_on_with_its_turn_when_that_is_left_to_it(models: ModelServer) -> None:
+    """Another process has taken the turn over and has left it again."""
+    options = FAKE_PROGRAM.options(models)
+    script = json.dumps([{"text": "a"}, *([{"sleep": 1}, {"text": "b"}] * 25)])
+    app = App({"harness": "fake", "options": options, "prompts": [FAKE_PROGRAM.say("CODEWORD-one"), script]})
+    state = State.loads([app.until("state ") for _ in range(2)][-1])
+    app.until("event Text", app.lines.count("event Text") + 1)
+    os.kill(app.process.pid, signal.SIGSTOP)
+    try:
+        session = hostler.agent_resume(state, **options)
+        stream = session.stream(FAKE_PROGRAM.recall())  # waits behind that turn
+        epochs = (record.event.epoch for record in session.follow(0) if isinstance(record.event, Started))
+        assert next(epoch for epoch in epochs if epoch > 1) == 2
+        session.detach()
+        stream.close()
+        os.kill(app.process.pid, signal.SIGCONT)
+        assert json.loads(app.until("result", 2)) == {"text": "a" + "b" * 25, "stop": "done"}
+    finally:
+        os.kill(app.process.pid, signal.SIGCONT)
+        app.kill()
+    with hostler.agent_resume(state, **options) as session:
+        assert "CODEWORD-one" in session.run(FAKE_PROGRAM.recall()).text
 
 
 def test_an_orphaned_turn_ends_by_itself(models: ModelServer, state_dir: Path) -> None:

@@ -77,6 +77,34 @@ def test_on_busy(options: dict[str, Any]) -> None:
         assert joined.turn_id == waiting.wait().turn_id
 
 
+@pytest.mark.parametrize("ephemeral", [False, True])
+def test_a_wait_for_the_next_event_may_be_given_up_and_begun_again(options: dict[str, Any], ephemeral: bool) -> None:
+    """As a server does that sends a sign of life now and then."""
+    prompt = steps({"text": "one"}, {"sleep": 0.3}, {"text": "two"})
+
+    async def follow(stream: Any) -> list[Any]:
+        events, given_up = [], 0
+        while True:
+            try:
+                events.append(await asyncio.wait_for(anext(stream), 0.01))
+            except TimeoutError:
+                given_up += 1
+            except StopAsyncIteration:
+                assert given_up > 5
+                assert stream.result.text == "onetwo"
+                return events
+
+    async def main() -> list[Any]:
+        if ephemeral:
+            return await follow(hostler.agent_stream(FAKE, prompt, **options))
+        async with await hostler.aagent_session(FAKE, **options) as session:
+            return await follow(session.astream(prompt))
+
+    events = asyncio.run(main())
+    assert [event.delta for event in events if isinstance(event, Text) and event.delta] == ["one", "two"]
+    assert isinstance(events[-1], Done)
+
+
 def test_what_was_meant_for_a_turn_and_came_behind_its_end_is_not_the_next_ones(options: dict[str, Any]) -> None:
     async def late(session: Any) -> None:
         session._core._live.hold.program.put_back([Stop("cancelled"), Interrupt(), Answer("gone", True)])

@@ -44,8 +44,13 @@ class Lines:
 class Script:
     """What is there when the turn begins, and what comes then; what it is told, or how it is gone."""
 
-    def __init__(self, there: Sequence[Any], then: Sequence[Any], gone: Exception | None = None) -> None:
-        self.there, self.then, self.gone = list(there), [[item] for item in then], gone
+    def __init__(
+        self, there: Sequence[Any], then: Sequence[Any], gone: Exception | None = None, *, stalls: bool = False
+    ) -> None:
+        self.there, self.then = list(there), [[item] for item in then]
+        self.gone = None if stalls else gone  # one that stalls comes to itself later
+        self.deaf = gone
+        self.killed = False
         self.told: list[str] = []
         self.read = 0
         self.stored: list[int] = []
@@ -65,9 +70,12 @@ class Script:
         self.there.append(item)
 
     async def send(self, sends: Sequence[Send]) -> None:
-        if self.gone is not None and sends:
-            raise self.gone
+        if self.deaf is not None and sends:
+            raise self.deaf
         self.told += [send.key for send in sends]
+
+    async def kill(self) -> None:
+        self.killed = True
 
     async def read_up_to(self, frame: int) -> None:
         assert frame <= max(self.stored, default=0), "the keeper forgets what the store does not have"
@@ -138,6 +146,14 @@ def test_a_program_that_is_gone_when_it_is_spoken_to_ends_the_turn_with_all_that
     assert outcome.ended.error.code == "program_lost"
     events = [event for step in steps for event in step[0]] + [event for event, _ in outcome.events]
     assert [type(event) for event in events] == [Started]
+
+
+def test_a_keeper_that_takes_nothing_is_ended_lest_it_gives_the_prompt_later() -> None:
+    program = Script([], [], gone=KeeperGone("it takes nothing for 5 s"), stalls=True)
+    outcome, _ = turn(program)
+    assert outcome.ended.error is not None
+    assert outcome.ended.error.code == "program_lost"
+    assert (program.killed, outcome.program_alive) == (True, False)
 
 
 def test_a_program_that_goes_in_the_middle_leaves_what_it_said() -> None:

@@ -84,6 +84,7 @@ class Hold:
             and program.epoch == lease.epoch
             and program.usable
             and stored.progress
+            and stored.progress["turn"] in (None, running.turn)
             and program.fingerprint == place.fingerprint()
         ):
             assert stored.program is not None
@@ -100,7 +101,8 @@ class Hold:
                 self.program, progress = attached
                 given = await self.program.was_given(running.turn)
                 mid_turn = recovered and (given or progress.turn == running.turn)
-                if mid_turn or (stays and self.program.usable and self.program.fingerprint == place.fingerprint()):
+                idle = progress.turn is None and self.program.usable
+                if mid_turn or (stays and idle and self.program.fingerprint == place.fingerprint()):
                     begins = None if mid_turn else branch
                     return await self._stay(lease, self.program, progress, self._arrived("attached"), begins)
                 await self.end()

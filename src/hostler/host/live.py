@@ -171,6 +171,7 @@ class LiveSession:
         redacted = Keys(place.rules.get("redact")).mask(input["extra_body"])
         joins = self.holders.wait(id, call)
         try:
+            await self.host.given_back(self.id)
             turn, lease, records = await self.host.store.write(
                 lambda conn: inbox.accept(
                     conn,
@@ -250,11 +251,16 @@ class LiveSession:
         if self.running is not None:
             self.running.put(Answer(id, allow, reason, left.answers))
 
+    @property
+    def hears(self) -> bool:
+        """Whether a turn runs here whose program can still be spoken to."""
+        return self.running is not None and not self.running.over
+
     def steer(self, text: str, call: Call) -> str:
         """Say something to the running turn, for which the call waits then; its id."""
         if not self.runtime.capabilities.steer:
             raise CapabilityUnsupported(f"{self.runtime.name} cannot be steered; use on_busy='queue' or 'interrupt'.")
-        if self.running is None:
+        if self.running is None or not self.hears:
             raise HarnessError(f"Session {self.key!r} runs no turn here that could be steered.")
         self.running.put(Steer(self.host.new_id("steer"), told(text, (), self.names)))
         self.holders.wait(self.running.turn, call)
@@ -272,11 +278,13 @@ class LiveSession:
                 self._nudge.clear()
                 turns = self.holders.turns
                 try:
+                    await self.host.given_back(self.id)
                     found = await self.host.store.write(
                         lambda conn: inbox.next_turn(conn, self.id, self.host.id, self.host.is_dead)
                     )
                 except HarnessError as error:  # the store fails: those who wait are told, and may try again
                     self._fail_all(error)
+                    self.host.give_up_later(self.id)
                     return
                 if found is None or found[1] is None:
                     self.looked.set()
@@ -292,10 +300,12 @@ class LiveSession:
                     continue
                 granted = (found[0], found[1])
             turn, lease = granted
+            lost = False
             self.holders.begin(turn.id, foreign=turn.owner != self.host.id)
             try:
                 await run(self, turn, lease, self.holders.call_of(turn.id))
             except LeaseLost:
+                lost = True  # it may be left to us again: whoever waits for it here still does
                 await self.hold.let_go()
             except Exception as error:
                 _log.exception(
@@ -312,7 +322,8 @@ class LiveSession:
                 else:
                     self.host.slots.leave(self.hold)
                 self.host.journal.wake(self.id)
-                self.holders.over(turn.id)
+                if not lost:
+                    self.holders.over(turn.id)
             waits = turn.owner != self.host.id or self.holders.turns or self._granted is not None
             if not waits and await self._rests():
                 return
@@ -323,8 +334,8 @@ class LiveSession:
             self._afterwards = None
             try:
                 await afterwards()
-            except StoreError:
-                await self._abandon()
+            except StoreError as error:
+                await self._abandon(error)
             return self.host.release(self)
         return True
 
@@ -408,7 +419,11 @@ class LiveSession:
         if self._worker is not None and not self._worker.done():
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
-            await self.host.store.write(lambda conn: inbox.disown(conn, self.id, self.host.id), durable=True)
+            try:
+                await self.host.store.write(lambda conn: inbox.disown(conn, self.id, self.host.id), durable=True)
+            except StoreError:
+                await self.host.give_up(self.id)
+                raise
             self.holders.over(*self.holders.turns)
 
     async def part(self) -> None:
@@ -416,8 +431,8 @@ class LiveSession:
         accepted; that is left to who comes next."""
         try:
             await self._part()
-        except StoreError:
-            await self._abandon()
+        except StoreError as error:
+            await self._abandon(error)
 
     async def _part(self) -> None:
         await self._taken_up()
@@ -456,8 +471,8 @@ class LiveSession:
                 self._afterwards = partial(self._end, status)
             else:
                 await self._end(status)
-        except StoreError:
-            await self._abandon()
+        except StoreError as error:
+            await self._abandon(error)
             raise
 
     def _others(self, holder: object) -> set[str]:
@@ -485,8 +500,9 @@ class LiveSession:
             return False
         return True
 
-    async def _abandon(self) -> None:
+    async def _abandon(self, error: StoreError) -> None:
         """Nothing can be written: the program is ended all the same, and its turn is left to who comes next."""
+        self._fail_all(error)
         if self._worker is not None and self._worker is not asyncio.current_task():
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)

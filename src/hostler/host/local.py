@@ -19,7 +19,8 @@ from .. import portal
 from ..endpoint import Endpoint
 from ..running import Stop
 from ..store import Store, approvals, inbox, queries
-from ..types.errors import HarnessError, SessionClosed
+from ..store.queries import Lease
+from ..types.errors import HarnessError, SessionClosed, StoreError
 from ..types.places import state_dir
 from ..types.runtime import Answer
 from ..workspace import holds_sessions, prepare
@@ -153,12 +154,29 @@ class Host:
         with contextlib.suppress(HarnessError):
             await self._give_back()
 
-    async def _give_back(self) -> None:
-        for session in tuple(self._given_up):
+    def give_up_later(self, session: int) -> None:
+        """The same with the next heartbeat."""
+        self._given_up.add(session)
+
+    async def given_back(self, session: int) -> None:
+        """What was given up of the session is everybody's: from now on it can be ours again. Raises StoreError."""
+        if session in self._given_up:
             await self.store.write(partial(inbox.disown, session=session, host=self.id))
             self._given_up.discard(session)
-            if session in self.sessions:
-                self.sessions[session].serve()
+
+    async def _give_back(self) -> None:
+        for session in tuple(self._given_up):
+            await self.given_back(session)
+            if session in self.sessions:  # soon: its worker may be just ending
+                asyncio.get_running_loop().call_soon(self.sessions[session].serve)
+
+    async def free(self, lease: Lease, status: str) -> None:
+        """Let go of the lease of a session in which nothing runs. Raises StoreError; then it is let go later."""
+        try:
+            await self.store.write(lambda conn: queries.release(conn, lease, status), durable=True)
+        except StoreError:
+            await self.give_up(lease.session)
+            raise
 
     @property
     def forked(self) -> bool:

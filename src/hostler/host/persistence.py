@@ -192,9 +192,11 @@ class Persistent:
                 )
                 self._host.journal.publish(session, records)
         finally:
-            await self._host.store.write(lambda conn: queries.release(conn, lease, row.status), durable=True)
-            if (live := self._host.sessions.get(session)) is not None:
-                live.serve()  # what was accepted meanwhile waits for the lease
+            try:
+                await self._host.free(lease, row.status)
+            finally:
+                if (live := self._host.sessions.get(session)) is not None:
+                    live.serve()  # what was accepted meanwhile waits for the lease
         persistence = summary(reports)
         for report in reports:
             if report.error is not None:

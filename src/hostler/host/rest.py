@@ -119,8 +119,10 @@ async def _at_rest(live: LiveSession) -> AsyncIterator[Lease]:
     try:
         yield lease
     finally:
-        await host.store.write(lambda conn: queries.release(conn, lease, row.status), durable=True)
-        live.serve()  # for what was accepted meanwhile
+        try:
+            await host.free(lease, row.status)
+        finally:
+            live.serve()  # for what was accepted meanwhile
 
 
 async def _note(live: LiveSession, lease: Lease, event: HostEvent) -> None:

@@ -68,7 +68,7 @@ async def erase(host: Host, row: Row[Any]) -> None:
         if aside is not None:
             await asyncio.to_thread(os.rename, aside, dirs.root)
         with contextlib.suppress(HarnessError):
-            await host.store.write(lambda conn: queries.release(conn, lease, row.status))
+            await host.free(lease, row.status)
         raise
     if aside is not None:
         await asyncio.to_thread(layout.erase, aside)

@@ -75,8 +75,10 @@ async def run(live: LiveSession, turn: StoredTurn, lease: Lease, call: Call) -> 
     except (LeaseLost, StoreError, OtherVersion):
         raise
     except HarnessError as error:
+        await _not_in_mid_turn(live, running)
         outcome = Outcome(Ended("error", error=ErrorInfo(error_code(error), str(error))))
     except OSError as error:  # what an agent left in its folders: this turn's fault, not the store's
+        await _not_in_mid_turn(live, running)
         failed = SandboxError(f"The folders of session {live.key!r} cannot be used: {error}.")
         outcome = Outcome(Ended("error", error=ErrorInfo(error_code(failed), str(failed))))
     except Exception as error:  # not foreseen: the turn gets its Done all the same, and the program is not trusted
@@ -85,6 +87,12 @@ async def run(live: LiveSession, turn: StoredTurn, lease: Lease, call: Call) -> 
         why = f"hostler failed in this turn: {type(error).__name__}: {error}"
         outcome = Outcome(Ended("error", error=ErrorInfo("internal_error", why)))
     await finish(live, turn, lease, running, outcome, place, said, call)
+
+
+async def _not_in_mid_turn(live: LiveSession, running: Running) -> None:
+    """The turn failed outside of its program, which may have its prompt: the next turn gets another one."""
+    if running.spoken:
+        await live.hold.end()
 
 
 async def _speak(

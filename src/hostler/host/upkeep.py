@@ -131,7 +131,7 @@ async def _end(host: Host, lease: Lease) -> bool:
             )
         return lived
     finally:
-        await host.store.write(lambda conn: queries.release(conn, lease, "idle"), durable=True)
+        await host.free(lease, "idle")
 
 
 def _get(session: int) -> Callable[[Connection], Row[Any]]:
