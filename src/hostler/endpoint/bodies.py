@@ -8,14 +8,12 @@ from typing import Any
 
 import orjson
 
-_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
-_LONG = b"0" * 19  # what has so many digits may be no number of 64 bits, which orjson makes a float of
+from hostler import exact_json
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A request: its bytes and the fields in them. ``common``: orjson reads it without loss, as it does all but whole
-    numbers beyond 64 bits, NaN, infinities, halves of surrogate pairs and encodings other than UTF-8."""
+    """A request: its bytes and the fields in them. ``common``: orjson reads it without loss (`exact_json`)."""
 
     raw: bytes
     fields: dict[str, Any]
@@ -35,13 +33,11 @@ class Body:
 
 def read(raw: bytes) -> Body | None:
     """The request, or None when it is no JSON object."""
-    common = _LONG not in raw.translate(_DIGITS)
+    common = True
     try:
-        fields = orjson.loads(raw) if common else json.loads(raw)
-    except orjson.JSONDecodeError:
-        common, fields = False, loads(raw)
-    except (ValueError, RecursionError):
-        return None
+        fields = exact_json.read(raw)
+    except ValueError:
+        common, fields = False, _slowly(raw)
     return Body(raw, fields, common) if isinstance(fields, dict) else None
 
 
@@ -50,7 +46,10 @@ def loads(raw: bytes) -> Any:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
-        pass
+        return _slowly(raw)
+
+
+def _slowly(raw: bytes) -> Any:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from .. import exact_json
+
 PREVIEW = 300
 _TRIES = 16  # of "{" on one line that begin no object: bounds the work on a line that is not JSON at all
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair: legal in JSON, in no encoding
@@ -39,6 +41,11 @@ class Line:
 def decode_line(data: bytes) -> Line:
     """Read a line without its newline. Tolerates a byte order mark, CR, bytes that are not UTF-8, text before and
     after an object and several objects on one line. Splits at nothing but JSON, so U+2028 stays in its string."""
+    try:
+        if isinstance(value := exact_json.read(data), dict):
+            return Line((value,))  # nearly every line is just that
+    except ValueError:
+        pass
     text = data.decode("utf-8", "replace").lstrip("\ufeff").strip()
     objects: list[dict[str, Any]] = []
     noise: list[str] = []
