@@ -131,32 +131,33 @@ def begun(codec: Codec, folded: Folded) -> Progress:
 
 def advance(codec: Codec, progress: Progress, item: Item) -> Step:
     """Fold one item: a frame of the program's log, what the host itself saw, or a command from outside."""
-    read = progress.frame
+    read: dict[str, Any] = {}
+    owed = progress.owed
     if isinstance(item, Frame):
+        read["frame"] = item.no
         if item.kind == "in":
-            begun = item.no if item.key == progress.turn else progress.begun
-            progress = replace(progress, owed=tuple(s for s in progress.owed if s.key != item.key), begun=begun)
+            owed = tuple(s for s in owed if s.key != item.key)
+            read["begun"] = item.no if item.key == progress.turn else progress.begun
         elif item.kind == "err":
-            progress = replace(progress, stderr=(progress.stderr + item.data)[-_STDERR:])
+            read["stderr"] = (progress.stderr + item.data)[-_STDERR:]
         elif item.kind == "exit":
-            progress = replace(progress, exited=_exit_code(item.data))
+            read["exited"] = _exit_code(item.data)
         folded = _fold(codec, progress, item)
-        read = item.no
     elif isinstance(item, ModelCall):
         folded = _fold(codec, progress, item)
         folded = replace(folded, events=(item, *folded.events))
     elif isinstance(item, (CallbackFailed, Approval)):
         folded = Folded(progress.codec, (item,))
     elif isinstance(item, Again):
-        progress = replace(progress, asked_again=True)
+        read["asked_again"] = True
         folded = codec.encode(progress.codec, Prompt(f"{progress.turn}:again", item.text, schema=item.schema))
     elif isinstance(item, Answer) and item.id.startswith(HOST_ASKS):
         folded = Folded(progress.codec)
     else:
         if isinstance(item, Prompt):
-            progress = replace(progress, turn=item.turn, steps=0, stop=None, asked_again=False, begun=0, withheld=False)
+            read = {"turn": item.turn, "steps": 0, "stop": None, "asked_again": False, "begun": 0, "withheld": False}
         folded = codec.encode(progress.codec, item)
-    return _sorted(replace(progress, frame=read, codec=folded.state, owed=progress.owed + folded.sends), folded)
+    return _sorted(replace(progress, **read, codec=folded.state, owed=owed + folded.sends), folded)
 
 
 def _sorted(progress: Progress, folded: Folded) -> Step:

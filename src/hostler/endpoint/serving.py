@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from hostler.types.errors import HarnessError
@@ -31,7 +31,7 @@ _quiet = logging.getLogger("hostler.endpoint.http")
 _quiet.setLevel(logging.CRITICAL + 1)
 
 
-class _Protocol(H11Protocol):
+class _Protocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1, with ``scope[CUT]()``: close the connection now, so that the client sees a broken answer; and
     ``scope[PEER]``: the process that has connected, where the kernel says it."""
 

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -186,18 +187,22 @@ class Masker:
                 self._held[item] = _End(MASK)
 
     def _masked(self, value: Any) -> Any:
+        """What holds no secret comes back as it is."""
         if isinstance(value, str):
-            return self._secrets.pattern.sub(MASK, value)
+            return self._secrets.pattern.sub(MASK, value) if self._secrets.pattern.search(value) else value
         if isinstance(value, Mapping):
-            return {self._masked(key): self._masked(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self._masked(item) for item in value]
-        if isinstance(value, tuple):
-            return tuple(self._masked(item) for item in value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = (field.name for field in dataclasses.fields(value))
-            return dataclasses.replace(value, **{name: self._masked(getattr(value, name)) for name in fields})
-        return value
+            items = {self._masked(key): self._masked(item) for key, item in value.items()}
+            return value if all(items.get(key, items) is item for key, item in value.items()) else items
+        if isinstance(value, (list, tuple)):
+            parts = [self._masked(part) for part in value]
+            if all(map(operator.is_, parts, value)):
+                return value
+            return tuple(parts) if isinstance(value, tuple) else parts
+        changed: dict[str, Any] = {}
+        for name in _fields(type(value)):  # type: ignore[arg-type]
+            if (masked := self._masked(old := getattr(value, name))) is not old:
+                changed[name] = masked
+        return dataclasses.replace(value, **changed) if changed else value
 
     def _is_plain(self, text: str) -> bool:
         """Whether there is no secret in it, nor the beginning of one at its end: most of what agents say."""
@@ -224,6 +229,12 @@ class Masker:
     def _fingerprint(self) -> str:
         # Four digits tell two sets apart and tell nobody what is in them.
         return hashlib.sha256("\0".join(self._secrets.forms).encode("utf-8", "surrogatepass")).hexdigest()[:4]
+
+
+@lru_cache(256)
+def _fields(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass; of anything else none."""
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
 def _item(event: Text | Reasoning, parent: str | None) -> str:
