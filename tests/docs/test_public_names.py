@@ -10,7 +10,20 @@ import pytest
 
 import hostler
 
-HEAVY = ("anyio", "asyncio", "h11", "httptools", "httpx", "mcp", "pydantic", "rich", "sqlalchemy", "starlette", "typer", "uvicorn")
+HEAVY = (
+    "anyio",
+    "asyncio",
+    "h11",
+    "httptools",
+    "httpx",
+    "mcp",
+    "pydantic",
+    "rich",
+    "sqlalchemy",
+    "starlette",
+    "typer",
+    "uvicorn",
+)
 ENGINE = ("sqlalchemy", "httpx", "mcp", "pydantic", "rich", "typer", "starlette", "uvicorn")
 
 
