@@ -25,13 +25,13 @@ from rich.table import Table
 
 from hostler import Harness, HarnessInstallFailed, sandbox
 from hostler.runtimes import runtime_for
-from hostler.types.runtime import Frame, LaunchContext, Prompt, Runtime
+from hostler.types.runtime import Frame, Launch, LaunchContext, Prompt, Runtime
 
 KEY = "scripted-key"
 MODELS = {"claude_code": "claude-sonnet-4-5", "codex": "gpt-5", "opencode": "gpt-5"}
 HARNESSES = {"claude_code": Harness.CLAUDE_CODE, "codex": Harness.CODEX, "opencode": Harness.OPENCODE}
 _RESAMPLES = 2000
-_TIMEOUT = 120.0
+TIMEOUT = 120.0
 
 # ---- statistics -----------------------------------------------------------------------------------------------------
 
@@ -196,8 +196,8 @@ class Lines:
         """The next line, without its newline."""
         assert self._process.stdout is not None
         while not self._ready:
-            if not select.select([self._process.stdout], [], [], _TIMEOUT)[0]:
-                raise TimeoutError(f"{self._process.args!r} said nothing for {_TIMEOUT:g} s")
+            if not select.select([self._process.stdout], [], [], TIMEOUT)[0]:
+                raise TimeoutError(f"{self._process.args!r} said nothing for {TIMEOUT:g} s")
             data = os.read(self._process.stdout.fileno(), 1 << 18)
             if not data:
                 raise EOFError(f"{self._process.args!r} ended with code {self._process.wait(10)}")
@@ -234,7 +234,7 @@ def process(argv: Sequence[str], env: Mapping[str, str], cwd: str | None = None)
                 pipe.close()
 
 
-_LAST = {
+LAST = {
     "claude_code": b'"type":"result"',
     "codex": b'"method":"turn/completed"',
     "opencode": b'"stopReason"',
@@ -245,7 +245,7 @@ class ByHand:
     """A program's live protocol over pipes, with the arguments that hostler gives it, straight to the model."""
 
     def __init__(self, runtime: Runtime, lines: Lines, context: LaunchContext) -> None:
-        self._codec, self._lines, self._last = runtime.codec, lines, _LAST[runtime.name]
+        self._codec, self._lines, self._last = runtime.codec, lines, LAST[runtime.name]
         self._turns = 0
         self._frames = 0
         begun = self._codec.start(context)
@@ -303,10 +303,8 @@ def prompt(number: int) -> str:
     return f"This is message {number}."
 
 
-@contextlib.contextmanager
-def by_hand(name: str, models: str, at: Path) -> Iterator[ByHand]:
-    """The program, ready for its second turn."""
-    runtime = runtime_for(HARNESSES[name])
+def places_of(runtime: Runtime, at: Path, model_url: str) -> tuple[LaunchContext, Launch, dict[str, str]]:
+    """All that the program needs to be started below ``at``, with its files written."""
     places = {part: str(at / part) for part in ("home", "tmp", "work", "files")}
     for place in places.values():
         os.makedirs(place)
@@ -317,8 +315,8 @@ def by_hand(name: str, models: str, at: Path) -> Iterator[ByHand]:
         tmp=places["tmp"],
         workdir=places["work"],
         files_dir=places["files"],
-        model=MODELS[name],
-        model_url=models,
+        model=MODELS[runtime.name],
+        model_url=model_url,
         token=KEY,
         new_id=str(uuid.uuid4()),
     )
@@ -326,8 +324,15 @@ def by_hand(name: str, models: str, at: Path) -> Iterator[ByHand]:
     for file, text in plan.files.items():
         os.makedirs(os.path.dirname(file), exist_ok=True)
         Path(file).write_text(text)
-    env = {**box.environment(home=places["home"], tmp=places["tmp"]), **plan.env}
-    with process(plan.argv, env, places["work"]) as lines:
+    return context, plan, {**box.environment(home=places["home"], tmp=places["tmp"]), **plan.env}
+
+
+@contextlib.contextmanager
+def by_hand(name: str, models: str, at: Path) -> Iterator[ByHand]:
+    """The program, ready for its second turn."""
+    runtime = runtime_for(HARNESSES[name])
+    context, plan, env = places_of(runtime, at, models)
+    with process(plan.argv, env, context.workdir) as lines:
         hand = ByHand(runtime, lines, context)
         hand.warm_up()
         yield hand

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bare import bare
 from common import (
     HARNESSES,
     KEY,
@@ -78,6 +79,17 @@ def beside_by_hand(name: str, n: int) -> Row:
                 pairs += interleaved(min(_PER_SESSION, n - len(pairs)), ours, hand.turn)
     title = f"turn 2+ of {_TITLES[name]}, minus its protocol by hand"
     return row(title, pairs, difference_ms, ms, "ms", beside="by hand", limit=_AT_MOST[name])
+
+
+def floor(name: str, n: int) -> Row:
+    pairs: list[Pair] = []
+    with folder() as at, model_server() as models:
+        while len(pairs) < n:
+            with bare(name, models, new(at)) as least, by_hand(name, models, new(at)) as hand:
+                interleaved(2, least.turn, hand.turn)
+                pairs += interleaved(min(_PER_SESSION, n - len(pairs)), least.turn, hand.turn)
+    title = "  the floor: bytes handed on by keeper and host, two commits"
+    return row(title, pairs, difference_ms, ms, "ms", beside="by hand")
 
 
 def beside_litellm(name: str, n: int) -> Row:
@@ -157,6 +169,7 @@ def rows(quick: bool) -> Iterator[Row]:
     installed = [name for name in HARNESSES if is_installed(name)]
     for name in installed:
         yield beside_by_hand(name, 20 if quick else 200)
+        yield floor(name, 10 if quick else 100)
     if peer_python() is not None:
         for name in installed:
             yield beside_litellm(name, 4 if quick else 30)
