@@ -6,26 +6,26 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_args
 
 from . import outcome as endings
 from .answer import refusal, settle
+from .heard import Heard
 from .keeper import KeeperError
 from .outcome import Outcome
 from .output import Output
 from .program import Gone, Program, is_prompt
-from .progress import Again, Progress, advance
+from .progress import Again, Progress
 from .running import Running, Stop
 from .steps import Journal, Step, Steps
 from .store.journal import Journalled
 from .telemetry.redaction import Masker
-from .types.events import Answered, Approval, CancelRequested, Event, ModelCall, Notice
+from .types.events import Approval, CancelRequested, Event, ModelCall, Notice
 from .types.result import StopReason
-from .types.runtime import Answer, Codec, Ended, Frame, Interrupt, Prompt, Send
+from .types.runtime import Answer, Codec, Ended, Interrupt, Prompt, Send
 
 _GRACE = 2.0  # s that a program has to end an interrupted turn by itself
-_FRAME = 16  # bytes that a frame takes beside its data
-_UNREAD = 1 << 18  # bytes of the program's log that may wait to be stored or acknowledged
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +61,19 @@ async def run_turn(
     await program.open_turn()
     timers = _Timers()
     native_id: str | None = None
-    unread = 0
-    head: list[Journalled] = [(event, None) for event in first]
-    owed: list[Send] = []
-    missing: frozenset[str] = frozenset()
-    kept = (ModelCall, Notice) if progress.frame == 0 else (ModelCall,)  # one just started speaks of this turn
+    heard = Heard(codec, progress, bounds.required, [(event, None) for event in first], spoke=progress.frame > 0)
+    items: list[Any] = []
     running.program = program
     masker.resume(progress.masking)
     if progress.turn != prompt.turn:
-        # What an idle program said belongs to no turn, but the codec has to know it before it is spoken to.
-        arrived = program.ready()
-        given = next((n for n, item in enumerate(arrived) if is_prompt(item, prompt.turn)), len(arrived))
-        for item in arrived[:given]:
-            if isinstance(item, Gone):
-                program.put(item)  # type: ignore[arg-type]
-            elif not _is_late(item):
-                step = advance(codec, progress, item)
-                progress, native_id = step.progress, step.native_id or native_id
-                head += [(event, None) for event, _ in step.events if isinstance(event, kept)]
-                missing |= step.missing
-                owed += step.sends  # it may have asked something, and wait
-        items: list[Any] = [prompt, *arrived[given:]]
+        items = [prompt, *_caught_up(program, heard, prompt.turn)]
     else:
-        items = []
         running.reached(progress)
     items += running.waiting
     running.waiting = []
     timers.after(bounds.timeout, lambda: running.put(Stop("timeout")))
 
-    def give_up() -> None:
-        program.put(_GIVE_UP)
-
-    def unheard() -> None:
-        program.put(_UNHEARD)
-
-    def unwritten() -> None:
-        program.put(_UNWRITTEN)
+    give_up = partial(program.put, _GIVE_UP)
 
     def ask(approval: Approval) -> None:
         timers.after(bounds.approval_ttl, _deny_later(running, approval.id, bounds.approval_ttl))
@@ -123,96 +100,68 @@ async def run_turn(
         ask(approval)
     if progress.stop is not None:
         timers.after(_GRACE, give_up)
-    heard = progress.frame > 0
-    if not heard:
-        timers.after(bounds.start_timeout, unheard)
-    steps = Steps(journal, landed, unwritten)
+    if not heard.spoke:
+        timers.after(bounds.start_timeout, partial(program.put, _UNHEARD))
+    steps = Steps(journal, landed, partial(program.put, _UNWRITTEN))
     try:
         while True:
             batch, items = items or await program.items(), []
-            events, head = head, []
-            sends, owed = owed, []
-            named: str | None = None
             end: Ended | None = None
+            leftover: tuple[Any, ...] = ()
             for index, item in enumerate(batch):
-                if isinstance(item, Gone):
-                    end = endings.gone(progress, item.error)
-                elif isinstance(item, Stop):
-                    if progress.stop is None:
-                        progress = replace(progress, stop=item.reason)
-                        events.append((CancelRequested(item.reason), None))
+                if isinstance(item, Stop):
+                    if heard.progress.stop is None:
+                        heard.stop(item.reason)
+                        heard.events.append((CancelRequested(item.reason), None))
                         timers.after(_GRACE, give_up)
                         items.append(Interrupt())
-                    continue
                 elif item is _UNWRITTEN:
                     await steps.landed_all()  # raises why
-                elif item is _GIVE_UP:
-                    end = _GAVE_UP
-                elif isinstance(item, Answer) and running.approvals.pop(item.id, None) is None:
-                    continue  # somebody was quicker
-                elif item is _UNHEARD:
-                    end = None if heard else endings.silent(progress, bounds.start_timeout)
-                else:
-                    heard = heard or (isinstance(item, Frame) and item.kind == "out")
-                    step = advance(codec, progress, item)
-                    progress, named = step.progress, step.native_id or named
-                    if isinstance(item, Frame):
-                        unread += len(item.data) + _FRAME
-                    events += step.events
-                    sends += step.sends
-                    end = step.end
-                    if isinstance(item, Answer):
-                        answers = dict(item.answers) if item.answers else None
-                        events.append((Answered(item.id, item.allow, item.reason, answers), None))
-                    missing |= step.missing
-                    if bounds.required & missing:
-                        end = endings.without_server(bounds.required & missing)
-                    if step.unfit is not None:
-                        end = endings.unfit(step.unfit)
+                elif not isinstance(item, Answer) or running.approvals.pop(item.id, None) is not None:
+                    end = _taken(heard, item, bounds)
                 if end is not None:
                     leftover = tuple(batch[index + 1 :])
                     break
-            events = [shown for event, parent in events for shown in masker.events(event, parent)]
+            told = [shown for event, parent in heard.events for shown in masker.events(event, parent)]
+            heard.events = []
             if end is not None:
-                events += masker.rest()
-            progress = replace(progress, masking=masker.carry())
-            running.events += events
+                told += masker.rest()
+            heard.progress = replace(heard.progress, masking=masker.carry())
+            running.events += told
             if end is not None and output is not None:
-                stop = running.stop or _exceeded(running, progress, bounds)
-                end, wrong = await settle(output, end, running.events, stop=stop, last=progress.asked_again)
+                stop = running.stop or _exceeded(running, heard.progress, bounds)
+                end, wrong = await settle(output, end, running.events, stop=stop, last=heard.progress.asked_again)
                 if wrong is not None:
                     # What follows the end in the log is read after this: a crash finds both or neither in the store.
-                    step = advance(codec, progress, Again(output.again(wrong), prompt.schema))
-                    progress, named, end = step.progress, step.native_id or named, step.end
-                    refused = [(masker.mask(event), None) for event in refusal(running.events, wrong)]
-                    events += refused
+                    end = heard.take(Again(output.again(wrong), prompt.schema))
+                    refused: list[Journalled] = [(masker.mask(event), None) for event in refusal(running.events, wrong)]
+                    told += refused
                     running.events += refused
-                    sends += step.sends
                     items = [*leftover]
                 elif stop is not None and end.stop_reason == "interrupted":
-                    progress = replace(progress, stop=progress.stop or stop)
-            native_id = named or native_id
+                    heard.stop(heard.progress.stop or stop)
+            native_id = heard.native_id or native_id
             if end is not None:
                 running.program, running.over = None, True  # a model call that ends from now on is a late one
                 waiting = steps.take()
                 await steps.landed_all()
-                last = (*waiting.events, *events) if waiting is not None else tuple(events)
-                return await _over(program, progress, native_id, end, last, leftover)
-            if batch[0] is prompt and all(send.key == prompt.turn for send in sends):
+                last = (*waiting.events, *told) if waiting is not None else tuple(told)
+                return await _over(program, heard.progress, native_id, end, last, leftover)
+            if batch[0] is prompt and all(send.key == prompt.turn for send in heard.sends):
                 # The turn is in the store, and the program's log tells whoever recovers it that this was said.
-                await say(sends)
-                sends, named = [], native_id  # which an idle program may have told
-            come_to = Step(progress, tuple(events), tuple(sends), named, due=unread >= _UNREAD)
-            if come_to.tells or not steps.idle:
-                steps.put(come_to)
+                await say(heard.sends)
+                heard.sends = []
+            step = heard.step(told)
+            if step.tells or not steps.idle:
+                steps.put(step)
             else:
-                running.reached(progress)
-            if unread >= _UNREAD:
+                running.reached(step.progress)
+            if step.due:
                 await steps.landed_all()
                 with contextlib.suppress(KeeperError):  # it is gone: what it said before that is read all the same
-                    await program.read_up_to(progress.frame)
-                unread = 0
-            if (reason := _exceeded(running, progress, bounds)) is not None:
+                    await program.read_up_to(step.progress.frame)
+                heard.unread = 0
+            if (reason := _exceeded(running, step.progress, bounds)) is not None:
                 running.put(Stop(reason))
     finally:
         timers.cancel()
@@ -231,6 +180,33 @@ _NOT_GONE_ON_WITH = (
     "program_lost",
 )  # the program ends, too
 _GAVE_UP = Ended("interrupted")
+
+
+def _caught_up(program: Program, heard: Heard, turn: str) -> Sequence[Any]:
+    """Take what the program said while it was idle: that belongs to no turn, but the codec has to know it before it is
+    spoken to. What has come since it was given this turn's prompt, if it was."""
+    kept = (ModelCall, Notice) if heard.progress.frame == 0 else (ModelCall,)  # one just started speaks of this turn
+    arrived = program.ready()
+    given = next((n for n, item in enumerate(arrived) if is_prompt(item, turn)), len(arrived))
+    first, heard.events = heard.events, []
+    for item in arrived[:given]:
+        if isinstance(item, Gone):
+            program.put(item)  # type: ignore[arg-type]
+        elif not _is_late(item):
+            heard.take(item)  # it may have asked something, and wait
+    heard.events = [*first, *((event, None) for event, _ in heard.events if isinstance(event, kept))]
+    return arrived[given:]
+
+
+def _taken(heard: Heard, item: Any, bounds: Bounds) -> Ended | None:
+    """How the turn ends with this item, if it does."""
+    if isinstance(item, Gone):
+        return endings.gone(heard.progress, item.error)
+    if item is _GIVE_UP:
+        return _GAVE_UP
+    if item is _UNHEARD:
+        return None if heard.spoke else endings.silent(heard.progress, bounds.start_timeout)
+    return heard.take(item)
 
 
 def _is_late(item: Any) -> bool:
