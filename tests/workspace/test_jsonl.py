@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hostler.workspace import jsonl
+from hostler.workspace.native import jsonl
 
 GOOD = [b'{"a": 1}', b"{}", b' {"b": "\\u0000"} ', b'{"x": "' + b"y" * 70_000 + b'"}']
 BAD = [b"", b"  ", b"\0\0\0", b'{"a": \0}', b"garbage", b'{"cut": "off', b'{"x": "' + b"y" * 70_000]

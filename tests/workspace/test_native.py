@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hostler.types.errors import SessionLost
 from hostler.types.runtime import NativeFile
 from hostler.workspace import native
+from hostler.workspace.native import saving
 
 ID = "0199-abc"
 LOG = NativeFile("projects/*/{id}.jsonl", "jsonl")
@@ -366,8 +367,8 @@ def test_an_id_matches_only_itself(home: Home, native_id: str) -> None:
 def test_limits(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(12):
         home.write(f"projects/{number:02}/meta.json", b"{}" * 50)
-    monkeypatch.setattr(native, "_MAX_FILES", 10)
-    monkeypatch.setattr(native, "_MAX_BYTES", 850)
+    monkeypatch.setattr(saving, "_MAX_FILES", 10)
+    monkeypatch.setattr(saving, "MAX_BYTES", 850)
     manifest = home.save()
     assert len(manifest["files"]) == 8
     assert len(manifest["skipped"]) == 4
@@ -479,7 +480,7 @@ def test_a_checkpoint_in_the_middle_of_a_save(
     if saved_before:
         home.save((DB,))
     add(database, "two")
-    real, times = native._save_log, iter(["now"])
+    real, times = saving._save_log, iter(["now"])
 
     def save_log(*args: Any) -> dict[str, Any] | None:
         if next(times, None):
@@ -487,7 +488,7 @@ def test_a_checkpoint_in_the_middle_of_a_save(
             add(database, "three")
         return real(*args)
 
-    monkeypatch.setattr(native, "_save_log", save_log)
+    monkeypatch.setattr(saving, "_save_log", save_log)
     assert home.save((DB,))["skipped"] == []
     database.close()
     (home.path / "share" / "app.db").unlink()

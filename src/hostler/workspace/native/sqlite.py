@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from .confined import Root
+from ..confined import Root
+from ..scan import Entry, entry_of
 from .jsonl import chunks
-from .scan import Entry, entry_of
 
 _MAGIC = b"SQLite format 3\0"
 _TRIES = 5

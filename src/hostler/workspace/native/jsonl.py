@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from .confined import Root
+from ..confined import Root
 
 _CHUNK = 1 << 16
 _PARSED = 1 << 24  # bytes of a last line that are parsed; of a longer one only the outside is looked at

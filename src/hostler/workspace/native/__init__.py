@@ -1,0 +1,9 @@
+"""Keeps a copy of the program's own session files, so that its history can be put back."""
+
+from __future__ import annotations
+
+from .copies import Manifest
+from .restoring import Status, check, read, relocate, restorable, restore
+from .saving import save
+
+__all__ = ["Manifest", "Status", "check", "read", "relocate", "restorable", "restore", "save"]
