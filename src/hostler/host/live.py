@@ -336,6 +336,8 @@ class LiveSession:
                 await afterwards()
             except StoreError as error:
                 await self._abandon(error)
+            except Exception:  # of the app's sandbox, say; whoever is next has nothing to do with it
+                _log.exception("Session %s could not be ended as it should", self.key)
             return self.host.release(self)
         return True
 
@@ -433,6 +435,8 @@ class LiveSession:
             await self._part()
         except StoreError as error:
             await self._abandon(error)
+        except Exception:
+            _log.exception("Session %s could not be ended as it should", self.key)
 
     async def _part(self) -> None:
         await self._taken_up()
