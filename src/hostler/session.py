@@ -259,7 +259,7 @@ class SessionCore:
         (``HOSTLER_SNAPSHOT_LIMIT``), or is or holds the user's home.
         """
         self._check_open()
-        return await self._whole(rest.snapshot(self._live))
+        return await self._live.between_turns(rest.snapshot(self._live))
 
     async def restore(self, id: str) -> None:
         """Make the workspace what it was at a snapshot of this session. What is as it was is not touched, nor is
@@ -268,13 +268,13 @@ class SessionCore:
         Raises SessionBusy while a turn runs or waits, SandboxError for an id that is none.
         """
         self._check_open()
-        await self._whole(rest.restore(self._live, id))
+        await self._live.between_turns(rest.restore(self._live, id))
 
     async def fork(self, key: str) -> Row[Any]:
         """A new session that goes on from here, as it is stored; `opening` gives its handle."""
         self._check_open()
         check_key(key)
-        return await self._whole(rest.fork(self._live, key))
+        return await self._live.between_turns(rest.fork(self._live, key))
 
     async def commit(
         self,
@@ -293,7 +293,8 @@ class SessionCore:
         self._check_open()
         if extra_body is None:
             extra_body = self._live.rules.get("extra_body")
-        return await self._live.persistent.commit(path, Behalf(None, extra_body, loop), merge)
+        work = self._live.persistent.commit(path, Behalf(None, extra_body, loop), merge)
+        return await self._live.between_turns(work)
 
     async def approvals(self) -> list[Approval]:
         """The questions of the running turn that nobody has answered, whichever process runs it."""

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Row
 
@@ -44,6 +44,8 @@ from .tools import Reach, SessionTools
 if TYPE_CHECKING:
     from ..toolserver import HostTool
     from .local import Host
+
+T = TypeVar("T")
 
 _log = logging.getLogger("hostler")
 _TAKES_UP = 5.0  # s that a question about the turn waits for the worker
@@ -84,6 +86,7 @@ class LiveSession:
         self._nudge = asyncio.Event()
         self.looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
         self._accepting: set[asyncio.Task[Any]] = set()
+        self._between: set[asyncio.Task[Any]] = set()  # what is done between two turns: a snapshot, a commit
         self._afterwards: Callable[[], Awaitable[None]] | None = None  # what the last who left wanted
         self.watch = Watch(sandbox.root, dirs.private)
         # The folders whose names the program does not know; None where it sees them as the app does.
@@ -204,6 +207,13 @@ class LiveSession:
             self._granted = (turn, lease)
         self.serve()
         return turn
+
+    async def between_turns(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something with the session at rest: whole, also when the caller does not wait for the end of it."""
+        task = self.host.spawn(work)
+        self._between.add(task)
+        task.add_done_callback(self._between.discard)
+        return await asyncio.shield(task)
 
     def serve(self) -> None:
         """Have the worker look at the inbox."""
@@ -400,7 +410,7 @@ class LiveSession:
 
     async def detach(self, holder: object) -> None:
         """Leave the program, and turns if there are any, to its keeper."""
-        await self._accepted()
+        await self._settled()
         await self._taken_up()
         worker = self._worker
         if worker is not None and not worker.done() and not self.holders.open:
@@ -459,14 +469,15 @@ class LiveSession:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.looked.wait(), _TAKES_UP)
 
-    async def _accepted(self) -> None:
-        """What is on its way in is in: it would begin behind the end."""
-        while self._accepting:
-            await asyncio.wait(tuple(self._accepting))
+    async def _settled(self) -> None:
+        """What is on its way in is in: it would begin behind the end. What is done between two turns is done: it has the
+        lease."""
+        while begun := [task for task in (*self._accepting, *self._between) if not task.done()]:
+            await asyncio.wait(begun)
 
     async def _ended(self, holder: object, status: str) -> None:
         try:
-            await self._accepted()
+            await self._settled()
             await self._taken_up()
             others = self._others(holder)
             if not await self._stopped(set(self.holders.turns) - others, wait=not others):
