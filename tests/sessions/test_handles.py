@@ -168,6 +168,28 @@ def test_one_of_two_who_joined_a_run_leaves_it_to_the_other(harness: Any) -> Non
         assert pool.submit(second.wait).result(timeout=60).text == "one two"
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_a_run_that_all_who_joined_it_leave_is_over(together: bool, harness: Any, state_dir: Any) -> None:
+    """As one is that only one had begun."""
+
+    async def main() -> None:
+        first, second = (hostler.astream_harness(harness=harness, run_id="once", prompt=LONG) for _ in range(2))
+        assert isinstance(await anext(first), Text)
+        assert isinstance(await anext(second), Text)
+        if together:
+            await asyncio.gather(first.aclose(), second.aclose())
+        else:
+            await first.aclose()
+            assert keepers_of(state_dir)
+            await second.aclose()
+
+    asyncio.run(main())
+    assert wait_until(lambda: not keepers_of(state_dir))
+    (info,) = harness.sessions.list()
+    assert info.status == "closed"
+    assert hostler.generate_harness(harness=harness, run_id="once", prompt=LONG).stop_reason == "cancelled"
+
+
 JOINED = """
 import json, sys
 import hostler

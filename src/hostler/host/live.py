@@ -110,7 +110,7 @@ class LiveSession:
 
     def leave(self, handle: object) -> None:
         """One handle less."""
-        self.holders.handles.discard(handle)
+        self.holders.leave(handle)
         self.host.release(self)
 
     # ---- in ---------------------------------------------------------------------------------------------------------
@@ -480,6 +480,8 @@ class LiveSession:
             await self._settled()
             await self._taken_up()
             others = self._others(holder)
+            if not others:
+                self._afterwards = None  # what those who left before wanted is done here
             if not await self._stopped(set(self.holders.turns) - others, wait=not others):
                 return
             if self._others(holder):
