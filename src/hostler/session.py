@@ -98,10 +98,12 @@ class SessionCore:
         """Run one turn and give its Result, also when the turn failed (see ``stop_reason`` and ``error``).
 
         Options hold for this call only. Raises set-up errors (`HarnessInstallFailed`, `SessionLost`, ...), `SessionBusy`
-        with ``on_busy="reject"``, `SessionClosed` after ``close()``, ``detach()`` or ``stop()``, and `OutputInvalid` when
-        the answer does not fit ``output=``, not even when it was asked for once more.
+        with ``on_busy="reject"``, `SessionClosed` after ``close()``, ``detach()`` or ``stop()``, also when a ``detach()``
+        leaves this turn to its keeper, and `OutputInvalid` when the answer does not fit ``output=``, not even when it was
+        asked for once more.
         """
         source = await self.begin(prompt, loop=loop, **options)
+        source.to_the_end()
         events: list[TurnEvent] = []
         try:
             while batch := await source.batch():
@@ -364,6 +366,10 @@ class TurnSource:
     async def cancel(self) -> None:
         """End the turn."""
         await self._live.stop_turn(self._follower.turn, "cancelled")
+
+    def to_the_end(self) -> None:
+        """Its caller sees nothing before the end of the turn: one that is left to others is not waited for."""
+        self._follower.waits = True
 
     def close(self) -> None:
         """Stop listening."""

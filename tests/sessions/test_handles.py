@@ -60,6 +60,31 @@ def test_who_detaches_leaves_the_others_their_turns(after: str, options: dict[st
         assert "You said: x" in third.run("x").text
 
 
+@pytest.mark.parametrize("other", [False, True], ids=["alone", "behind another"])
+def test_a_run_that_its_own_handle_leaves_to_the_keeper_is_not_waited_for(other: bool, options: dict[str, Any]) -> None:
+    async def main() -> None:
+        session = await hostler.aagent_session(FAKE.harness, **options)
+        state = await session.astate()
+        running = asyncio.create_task(session.arun(LONG))
+        while session.status != "running":
+            await asyncio.sleep(0.01)
+        if other:
+            second = await hostler.aagent_resume(state, **options)
+            await session.adetach()
+            await asyncio.sleep(0.2)
+            assert not running.done()  # it goes on here
+            await second.adetach()
+        else:
+            await session.adetach()
+        with pytest.raises(hostler.SessionClosed, match="Resume the session"):
+            await asyncio.wait_for(running, 10)
+        async with hostler.aagent_resume(state, **options) as again:
+            await again.acancel()
+            assert (await again.arun("x")).stop_reason == "done"
+
+    asyncio.run(main())
+
+
 def ask(harness: Any) -> Any:
     return hostler.stream_harness(harness=harness, session="chat", prompt=PAUSED)
 

@@ -21,7 +21,7 @@ from ..store import approvals, inbox, queries
 from ..store.inbox import Turn as StoredTurn
 from ..store.queries import Lease
 from ..telemetry.keys import Keys
-from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
+from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, SessionClosed, StoreError
 from ..types.events import Accepted, Approval
 from ..types.options import Options
 from ..types.questions import Answers
@@ -429,6 +429,7 @@ class LiveSession:
     async def _leave_turns(self) -> None:
         """Leave what was accepted here to whoever comes next."""
         if self._worker is not None and not self._worker.done():
+            turns = self.holders.turns
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
             try:
@@ -436,6 +437,12 @@ class LiveSession:
             except StoreError:
                 await self.host.give_up(self.id)
                 raise
+            for id in turns:
+                left = SessionClosed(
+                    f"Session {self.key!r} was left before its turn {id} was over. Resume the session to follow it: what has "
+                    "begun goes on under its keeper, what waits is run then."
+                )
+                self.host.journal.fail(self.id, id, left, only_waiting=True)
             self.holders.over(*self.holders.turns)
 
     async def part(self) -> None:
