@@ -67,8 +67,9 @@ class Session:
         """Run one turn and give its Result, also when the turn failed (see ``stop_reason`` and ``error``).
 
         Options hold for this call only. Raises set-up errors (`HarnessInstallFailed`, `SessionLost`, ...), `SessionBusy`
-        with ``on_busy="reject"``, `SessionClosed` after ``close()``, ``detach()`` or ``stop()``, and `OutputInvalid` when
-        the answer does not fit ``output=``, not even when it was asked for once more.
+        with ``on_busy="reject"``, `SessionClosed` after ``close()``, ``detach()`` or ``stop()``, also when a ``detach()``
+        leaves this turn to its keeper, and `OutputInvalid` when the answer does not fit ``output=``, not even when it was
+        asked for once more.
         """
         return portal.run(self._core.run(prompt, loop=None, **options))
 

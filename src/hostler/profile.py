@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -32,6 +33,8 @@ from .types.runtime import AcpAgent, Harness, Runtime, check_harness
 
 if TYPE_CHECKING:
     from .faces import Session, Sessions
+
+_ENDS = 20.0  # s for another app to end its turn; a silent one is replaced before that
 
 _doors: WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
     WeakValueDictionary()
@@ -190,9 +193,11 @@ class SessionsCore:
 
         Raises SessionLost when there is none, SessionBusy when another host runs a turn in it that does not end.
         """
-        await self.cancel(id)
         host, row = await self._row(id)
         core = await self._again(host, row)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ENDS):
+                await core.cancel()
         await asyncio.shield(host.spawn(core.live.close()))  # whoever else has it in hand
         core.live.leave(core)
         await retention.erase(host, row)

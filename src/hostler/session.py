@@ -98,10 +98,12 @@ class SessionCore:
         """Run one turn and give its Result, also when the turn failed (see ``stop_reason`` and ``error``).
 
         Options hold for this call only. Raises set-up errors (`HarnessInstallFailed`, `SessionLost`, ...), `SessionBusy`
-        with ``on_busy="reject"``, `SessionClosed` after ``close()``, ``detach()`` or ``stop()``, and `OutputInvalid` when
-        the answer does not fit ``output=``, not even when it was asked for once more.
+        with ``on_busy="reject"``, `SessionClosed` after ``close()``, ``detach()`` or ``stop()``, also when a ``detach()``
+        leaves this turn to its keeper, and `OutputInvalid` when the answer does not fit ``output=``, not even when it was
+        asked for once more.
         """
         source = await self.begin(prompt, loop=loop, **options)
+        source.to_the_end()
         events: list[TurnEvent] = []
         try:
             while batch := await source.batch():
@@ -259,7 +261,7 @@ class SessionCore:
         (``HOSTLER_SNAPSHOT_LIMIT``), or is or holds the user's home.
         """
         self._check_open()
-        return await self._whole(rest.snapshot(self._live))
+        return await self._live.between_turns(rest.snapshot(self._live))
 
     async def restore(self, id: str) -> None:
         """Make the workspace what it was at a snapshot of this session. What is as it was is not touched, nor is
@@ -268,13 +270,13 @@ class SessionCore:
         Raises SessionBusy while a turn runs or waits, SandboxError for an id that is none.
         """
         self._check_open()
-        await self._whole(rest.restore(self._live, id))
+        await self._live.between_turns(rest.restore(self._live, id))
 
     async def fork(self, key: str) -> Row[Any]:
         """A new session that goes on from here, as it is stored; `opening` gives its handle."""
         self._check_open()
         check_key(key)
-        return await self._whole(rest.fork(self._live, key))
+        return await self._live.between_turns(rest.fork(self._live, key))
 
     async def commit(
         self,
@@ -293,7 +295,8 @@ class SessionCore:
         self._check_open()
         if extra_body is None:
             extra_body = self._live.rules.get("extra_body")
-        return await self._live.persistent.commit(path, Behalf(None, extra_body, loop), merge)
+        work = self._live.persistent.commit(path, Behalf(None, extra_body, loop), merge)
+        return await self._live.between_turns(work)
 
     async def approvals(self) -> list[Approval]:
         """The questions of the running turn that nobody has answered, whichever process runs it."""
@@ -363,6 +366,10 @@ class TurnSource:
     async def cancel(self) -> None:
         """End the turn."""
         await self._live.stop_turn(self._follower.turn, "cancelled")
+
+    def to_the_end(self) -> None:
+        """Its caller sees nothing before the end of the turn: one that is left to others is not waited for."""
+        self._follower.waits = True
 
     def close(self) -> None:
         """Stop listening."""

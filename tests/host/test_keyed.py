@@ -42,15 +42,20 @@ def contexts(harness: hostler.HarnessProfile, key: str, turns: int) -> list[Any]
     return [r.event.extra_body for r in journal(harness, key, turns) if isinstance(r.event, Accepted)]
 
 
-def elsewhere(state_dir: Path, options: dict[str, Any], code: str) -> str:
-    """Run ``code`` in another app."""
+def app_of(state_dir: Path, options: dict[str, Any], code: str) -> list[str]:
+    """The command of another app that runs ``code``."""
     app = (
         "import json, sys, hostler\n"
         "from hostler.testing.fake_runtime import FAKE\n"
         "host = hostler.local_host(sys.argv[1])\n"
         "harness = hostler.create_harness(host=host, runtime=FAKE, **json.loads(sys.argv[2]))\n"
     )
-    run = [sys.executable, "-c", app + code, str(state_dir), json.dumps(options)]
+    return [sys.executable, "-c", app + code, str(state_dir), json.dumps(options)]
+
+
+def elsewhere(state_dir: Path, options: dict[str, Any], code: str) -> str:
+    """Run ``code`` in another app."""
+    run = app_of(state_dir, options, code)
     return subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
@@ -148,6 +153,30 @@ def test_keyed_sessions_that_nobody_uses_go_where_the_operator_says_so(
     monkeypatch.setenv("HOSTLER_RETENTION", str(7 * 86400))
     assert elsewhere(state_dir, options, look).strip() == "['new']"
     assert len(list((state_dir / "sessions").iterdir())) == 1
+
+
+# ---- delete ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_is_deleted_in_the_middle_of_another_apps_turn(
+    harness: hostler.HarnessProfile, options: dict[str, Any], state_dir: Path
+) -> None:
+    prompt = '[{"text": "begun"}, {"hang": true}]'
+    code = (
+        f"stream = hostler.stream_harness(harness=harness, session='chat', prompt={prompt!r})\n"
+        "print(next(stream).delta, flush=True)\n"
+        "print(stream.wait().stop_reason, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    app = subprocess.Popen(app_of(state_dir, options, code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with app:
+        assert app.stdout is not None
+        assert app.stdout.readline() == "begun\n"
+        harness.sessions.delete("chat")
+        assert harness.sessions.list() == ()
+        assert not list((state_dir / "sessions").iterdir())
+        assert wait_until(lambda: not processes_of(state_dir / "sessions"), 5)
+        assert app.stdout.readline() == "cancelled\n"
 
 
 # ---- max_concurrent -------------------------------------------------------------------------------------------------

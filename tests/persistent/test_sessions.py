@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import keepers_of
 from tests.persistent.support import Shelf, Storage
 from tests.sessions.programs import ALL, CLAUDE, CODEX, FAKE_PROGRAM, OPENCODE, REAL, Program, ids
 
@@ -286,6 +287,33 @@ def test_a_turn_waits_for_a_commit(options: dict[str, Any]) -> None:
         assert stream.wait().stop_reason == "done"
         thread.join(5)
         assert store.files == {"a": b"1"}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_end_comes_behind_a_commit(waits: bool, options: dict[str, Any], state_dir: Path) -> None:
+    """Whether or not anybody waits for that."""
+    store = Storage()
+    begun = threading.Event()
+
+    def slow(ctx: Any) -> None:
+        begun.set()
+        time.sleep(0.5)
+
+    async def main() -> None:
+        session = await hostler.aagent_session(FAKE, persistent_dirs=[store.dir()], **options)
+        await session.arun("[]")
+        await session.files.awrite("/persistent/notes/a", b"1")
+        store.fault = slow
+        committing = asyncio.create_task(session.acommit())
+        assert await asyncio.to_thread(begun.wait, 5)
+        if not waits:
+            committing.cancel()
+        await asyncio.wait_for(session.aclose(), 20)
+        assert store.files == {"a": b"1"}
+        assert keepers_of(state_dir) == []
+        await asyncio.gather(committing, return_exceptions=True)
+
+    asyncio.run(main())
 
 
 def test_what_the_app_writes_is_committed_and_read_only_is_refused_at_once(options: dict[str, Any]) -> None:

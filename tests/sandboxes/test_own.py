@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import keepers_of, wait_until
 from tests.sessions.programs import FAKE_PROGRAM as FAKE
 
 import hostler
@@ -86,3 +89,39 @@ def test_a_fork_makes_its_own(options: dict[str, Any], workspace: Path) -> None:
         assert fork.run("x").stop_reason == "done"
         fork.close()
     assert closed == [fork.workdir] != [str(workspace)]
+
+
+class Stuck(Own):
+    """One that takes a while to find out that it cannot be closed."""
+
+    def close(self) -> None:
+        super().close()
+        time.sleep(0.5)
+        raise RuntimeError("This sandbox cannot be closed.")
+
+
+def test_one_that_cannot_be_closed_holds_nobody_up(
+    options: dict[str, Any], state_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed: list[str] = []
+    harness = hostler.create_harness(
+        host=hostler.local_host(state_dir),
+        runtime=FAKE.harness,
+        sandbox=lambda workspace: Stuck(workspace.root, closed),
+        **options,
+    )
+    stream = hostler.stream_harness(harness=harness, session="chat", prompt='[{"text": "a"}, {"sleep": 0.5}]')
+    next(stream)
+    harness.sessions.get("chat").close()  # behind the turn, which is another's
+    stream.wait()
+    assert wait_until(lambda: bool(closed))
+
+    async def meanwhile() -> Any:
+        return await asyncio.wait_for(hostler.agenerate_harness(harness=harness, session="chat", prompt="x"), 20)
+
+    assert asyncio.run(meanwhile()).stop_reason == "done"
+    assert "This sandbox cannot be closed." in caplog.text
+    with pytest.raises(RuntimeError, match="cannot be closed"):  # who asks for it himself is told
+        harness.sessions.get("chat").close()
+    assert keepers_of(state_dir) == []
+    assert harness.sessions.status("chat").status == "idle"

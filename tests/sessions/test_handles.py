@@ -60,6 +60,31 @@ def test_who_detaches_leaves_the_others_their_turns(after: str, options: dict[st
         assert "You said: x" in third.run("x").text
 
 
+@pytest.mark.parametrize("other", [False, True], ids=["alone", "behind another"])
+def test_a_run_that_its_own_handle_leaves_to_the_keeper_is_not_waited_for(other: bool, options: dict[str, Any]) -> None:
+    async def main() -> None:
+        session = await hostler.aagent_session(FAKE.harness, **options)
+        state = await session.astate()
+        running = asyncio.create_task(session.arun(LONG))
+        while session.status != "running":
+            await asyncio.sleep(0.01)
+        if other:
+            second = await hostler.aagent_resume(state, **options)
+            await session.adetach()
+            await asyncio.sleep(0.2)
+            assert not running.done()  # it goes on here
+            await second.adetach()
+        else:
+            await session.adetach()
+        with pytest.raises(hostler.SessionClosed, match="Resume the session"):
+            await asyncio.wait_for(running, 10)
+        async with hostler.aagent_resume(state, **options) as again:
+            await again.acancel()
+            assert (await again.arun("x")).stop_reason == "done"
+
+    asyncio.run(main())
+
+
 def ask(harness: Any) -> Any:
     return hostler.stream_harness(harness=harness, session="chat", prompt=PAUSED)
 
@@ -166,6 +191,28 @@ def test_one_of_two_who_joined_a_run_leaves_it_to_the_other(harness: Any) -> Non
     first.close()
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(second.wait).result(timeout=60).text == "one two"
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_run_that_all_who_joined_it_leave_is_over(together: bool, harness: Any, state_dir: Any) -> None:
+    """As one is that only one had begun."""
+
+    async def main() -> None:
+        first, second = (hostler.astream_harness(harness=harness, run_id="once", prompt=LONG) for _ in range(2))
+        assert isinstance(await anext(first), Text)
+        assert isinstance(await anext(second), Text)
+        if together:
+            await asyncio.gather(first.aclose(), second.aclose())
+        else:
+            await first.aclose()
+            assert keepers_of(state_dir)
+            await second.aclose()
+
+    asyncio.run(main())
+    assert wait_until(lambda: not keepers_of(state_dir))
+    (info,) = harness.sessions.list()
+    assert info.status == "closed"
+    assert hostler.generate_harness(harness=harness, run_id="once", prompt=LONG).stop_reason == "cancelled"
 
 
 JOINED = """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ import hostler
 from hostler.harness import Forked, SandboxError, SessionBusy, SnapshotRestored, SnapshotTaken
 from hostler.testing.fake_runtime import FAKE
 from hostler.testing.model_server import ModelServer
-from tests.conftest import wait_until
+from hostler.workspace import snapshots
+from tests.conftest import keepers_of, wait_until
 from tests.sessions.programs import ALL, BUBBLEWRAP, FAKE_PROGRAM, KINDS, Program, ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -78,10 +81,6 @@ def test_a_session_that_is_busy_is_left_alone(options: dict[str, Any]) -> None:
 
 
 def test_a_prompt_that_comes_during_a_snapshot_waits(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    from hostler.workspace import snapshots
-
     inside, go = threading.Event(), threading.Event()
     take = snapshots.take
 
@@ -101,6 +100,39 @@ def test_a_prompt_that_comes_during_a_snapshot_waits(options: dict[str, Any], mo
         go.set()
         worker.join(10)
         assert stream.wait().text == "You said: after"
+
+
+@pytest.mark.parametrize("how", ["aclose", "astop", "adetach"])
+@pytest.mark.parametrize(("work", "step"), [("snapshot", "take"), ("restore", "restore"), ("fork", "copy")])
+def test_an_end_comes_behind_what_nobody_waits_for_any_more(
+    work: str, step: str, how: str, options: dict[str, Any], state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, over = threading.Event(), threading.Event()
+    works = getattr(snapshots, step)
+
+    def slow(*given: Any) -> Any:
+        inside.set()
+        time.sleep(0.5)
+        done = works(*given)
+        over.set()
+        return done
+
+    async def main() -> None:
+        session = await hostler.aagent_session(FAKE, **options)
+        await session.arun("x")
+        given = {"snapshot": (), "restore": (await session.asnapshot(),), "fork": ("other",)}[work]
+        monkeypatch.setattr(snapshots, step, slow)
+        working = asyncio.create_task(getattr(session, f"a{work}")(*given))
+        assert await asyncio.to_thread(inside.wait, 10)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await asyncio.wait_for(getattr(session, how)(), 20)
+        assert over.is_set()
+        assert len(keepers_of(state_dir)) == (how == "adetach")
+        if how != "aclose":
+            await (await hostler.aagent_resume(await session.astate(), **options)).aclose()
+
+    asyncio.run(main())
 
 
 @pytest.mark.bubblewrap

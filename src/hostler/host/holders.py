@@ -14,7 +14,8 @@ from ..output import Output
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """What belongs to one call in this process: its callbacks and the loop they run on. It is ``holder``'s, who waits
-    for the turn until he leaves the session; one that was only ``lent`` the session waits until the turn is over."""
+    for the turn until he leaves the session; one that was only ``lent`` the session waits until the turn is over, unless
+    he leaves it before."""
 
     on_approval: Callable[[Any], Any] | None = None
     on_persistence_error: Callable[[Any], Any] | None = None
@@ -40,7 +41,13 @@ class Holders:
 
     def __init__(self) -> None:
         self.handles: WeakSet[Any] = WeakSet()  # one that was dropped holds nothing, unless its turn is open
+        self._left: WeakSet[Any] = WeakSet()  # of those who were lent it, those who have left before their turn's end
         self._turns: dict[str, _Turn] = {}
+
+    def leave(self, handle: object) -> None:
+        """He has left the session, with all that he waits for."""
+        self.handles.discard(handle)
+        self._left.add(handle)
 
     @property
     def turns(self) -> tuple[str, ...]:
@@ -98,9 +105,12 @@ class Holders:
     def awaited(self, turn: str, *, but: object = None) -> bool:
         """Whether somebody waits for the turn here, other than ``but``."""
         calls = self._turns[turn].calls if turn in self._turns else []
-        return any(call.holder is not but and (call.lent or call.holder in self.handles) for call in calls)
+        return any(call.holder is not but and (self._lent(call) or call.holder in self.handles) for call in calls)
 
     def any(self, *, but: object = None) -> bool:
         """Whether somebody has the session in hand here, other than ``but``."""
-        lent = (call.holder for turn in self._turns.values() for call in turn.calls if call.lent)
+        lent = (call.holder for turn in self._turns.values() for call in turn.calls if self._lent(call))
         return any(holder is not but for holder in (*self.handles, *lent))
+
+    def _lent(self, call: Call) -> bool:
+        return call.lent and call.holder not in self._left

@@ -25,6 +25,7 @@ class Follower:
         self._journal = journal
         self.session = session
         self.turn = turn
+        self.waits = False  # its reader waits for the end of the turn and sees nothing before it
         self._last = after  # number of the last record that is in _ready or was given out
         self._ready: list[Record] = []
         self._live = current  # every later record will be pushed; else the store has to be read
@@ -48,9 +49,6 @@ class Follower:
     async def batch(self) -> list[Record]:
         """The next records, at least one; empty when the turn is over or the follower was closed."""
         while not self._ended:
-            if self._error is not None:
-                self.close()
-                raise self._error
             if self._ready:
                 ready, self._ready = self._ready, []
                 if mine := self._mine(ready):
@@ -63,6 +61,9 @@ class Follower:
                     self._last = found[-1].seq
                 # What was committed before the read is in it; what was pushed meanwhile needs another look.
                 self._live = not self._pushed and len(found) < _PAGE
+            elif self._error is not None:  # behind all that there is
+                self.close()
+                raise self._error
             else:
                 self._wake.clear()
                 try:
@@ -85,8 +86,9 @@ class Follower:
         self._wake.set()
 
     def fail(self, error: Exception) -> None:
-        """The turn cannot be journalled here any more."""
+        """Nothing more is journalled of the turn here."""
         self._error = error
+        self._live = False
         self._wake.set()
 
     def close(self) -> None:
@@ -137,10 +139,11 @@ class Journal:
         for follower in tuple(self._followers.get(session, ())):
             follower.wake()
 
-    def fail(self, session: int, turn: str, error: Exception) -> None:
-        """Tell those who wait for this turn that it cannot be journalled here."""
+    def fail(self, session: int, turn: str, error: Exception, *, only_waiting: bool = False) -> None:
+        """Tell those who follow this turn, or only those who wait for its end, that nothing more is journalled of it
+        here."""
         for follower in tuple(self._followers.get(session, ())):
-            if follower.turn == turn:
+            if follower.turn == turn and (follower.waits or not only_waiting):
                 follower.fail(error)
 
     async def read(self, session: int, after: int) -> list[Record]:

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Row
 
@@ -21,7 +21,7 @@ from ..store import approvals, inbox, queries
 from ..store.inbox import Turn as StoredTurn
 from ..store.queries import Lease
 from ..telemetry.keys import Keys
-from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, StoreError
+from ..types.errors import CapabilityUnsupported, HarnessError, LeaseLost, SessionClosed, StoreError
 from ..types.events import Accepted, Approval
 from ..types.options import Options
 from ..types.questions import Answers
@@ -44,6 +44,8 @@ from .tools import Reach, SessionTools
 if TYPE_CHECKING:
     from ..toolserver import HostTool
     from .local import Host
+
+T = TypeVar("T")
 
 _log = logging.getLogger("hostler")
 _TAKES_UP = 5.0  # s that a question about the turn waits for the worker
@@ -84,6 +86,7 @@ class LiveSession:
         self._nudge = asyncio.Event()
         self.looked = asyncio.Event()  # the worker has seen what is before it; what was open in that is remembered
         self._accepting: set[asyncio.Task[Any]] = set()
+        self._between: set[asyncio.Task[Any]] = set()  # what is done between two turns: a snapshot, a commit
         self._afterwards: Callable[[], Awaitable[None]] | None = None  # what the last who left wanted
         self.watch = Watch(sandbox.root, dirs.private)
         # The folders whose names the program does not know; None where it sees them as the app does.
@@ -107,7 +110,7 @@ class LiveSession:
 
     def leave(self, handle: object) -> None:
         """One handle less."""
-        self.holders.handles.discard(handle)
+        self.holders.leave(handle)
         self.host.release(self)
 
     # ---- in ---------------------------------------------------------------------------------------------------------
@@ -204,6 +207,13 @@ class LiveSession:
             self._granted = (turn, lease)
         self.serve()
         return turn
+
+    async def between_turns(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something with the session at rest: whole, also when the caller does not wait for the end of it."""
+        task = self.host.spawn(work)
+        self._between.add(task)
+        task.add_done_callback(self._between.discard)
+        return await asyncio.shield(task)
 
     def serve(self) -> None:
         """Have the worker look at the inbox."""
@@ -336,6 +346,8 @@ class LiveSession:
                 await afterwards()
             except StoreError as error:
                 await self._abandon(error)
+            except Exception:  # of the app's sandbox, say; whoever is next has nothing to do with it
+                _log.exception("Session %s could not be ended as it should", self.key)
             return self.host.release(self)
         return True
 
@@ -398,7 +410,7 @@ class LiveSession:
 
     async def detach(self, holder: object) -> None:
         """Leave the program, and turns if there are any, to its keeper."""
-        await self._accepted()
+        await self._settled()
         await self._taken_up()
         worker = self._worker
         if worker is not None and not worker.done() and not self.holders.open:
@@ -417,6 +429,7 @@ class LiveSession:
     async def _leave_turns(self) -> None:
         """Leave what was accepted here to whoever comes next."""
         if self._worker is not None and not self._worker.done():
+            turns = self.holders.turns
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
             try:
@@ -424,6 +437,12 @@ class LiveSession:
             except StoreError:
                 await self.host.give_up(self.id)
                 raise
+            for id in turns:
+                left = SessionClosed(
+                    f"Session {self.key!r} was left before its turn {id} was over. Resume the session to follow it: what has "
+                    "begun goes on under its keeper, what waits is run then."
+                )
+                self.host.journal.fail(self.id, id, left, only_waiting=True)
             self.holders.over(*self.holders.turns)
 
     async def part(self) -> None:
@@ -433,6 +452,8 @@ class LiveSession:
             await self._part()
         except StoreError as error:
             await self._abandon(error)
+        except Exception:
+            _log.exception("Session %s could not be ended as it should", self.key)
 
     async def _part(self) -> None:
         await self._taken_up()
@@ -455,16 +476,19 @@ class LiveSession:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.looked.wait(), _TAKES_UP)
 
-    async def _accepted(self) -> None:
-        """What is on its way in is in: it would begin behind the end."""
-        while self._accepting:
-            await asyncio.wait(tuple(self._accepting))
+    async def _settled(self) -> None:
+        """What is on its way in is in: it would begin behind the end. What is done between two turns is done: it has the
+        lease."""
+        while begun := [task for task in (*self._accepting, *self._between) if not task.done()]:
+            await asyncio.wait(begun)
 
     async def _ended(self, holder: object, status: str) -> None:
         try:
-            await self._accepted()
+            await self._settled()
             await self._taken_up()
             others = self._others(holder)
+            if not others:
+                self._afterwards = None  # what those who left before wanted is done here
             if not await self._stopped(set(self.holders.turns) - others, wait=not others):
                 return
             if self._others(holder):

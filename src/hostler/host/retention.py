@@ -59,7 +59,9 @@ async def erase(host: Host, row: Row[Any]) -> None:
     """Erase a session whose program has ended. Raises SessionBusy while another app runs a turn in it."""
     lease = await host.store.write(lambda conn: queries.claim(conn, row.id, host.id, host.is_dead))
     if lease is None:
-        raise SessionBusy(f"Session {row.key!r} runs a turn in another process; cancel it first.")
+        raise SessionBusy(
+            f"Session {row.key!r} runs a turn in another process, which does not end. Try again, or end that app."
+        )
     dirs = SessionDirs.of(host.data_dir, row.key)
     aside = await asyncio.to_thread(dirs.set_aside)  # first: a session that begins anew under this key has its own
     try:
