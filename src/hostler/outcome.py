@@ -96,3 +96,13 @@ def cost_of(calls: Sequence[ModelCall]) -> float | None:
             return None
         total += call.cost
     return total
+
+
+def spent(calls: Sequence[ModelCall]) -> float | None:
+    """What the calls have cost at the least. One that may have run unseen (it was cut) counts as the dearest that is known;
+    None when an answer came without a word of what it took, as all of them will."""
+    known = [call.cost for call in calls if call.cost is not None]
+    unknown = [call for call in calls if call.cost is None]
+    if any(call.status == "ok" and not (call.usage.input_tokens or call.usage.output_tokens) for call in unknown):
+        return None
+    return sum(known) + len(unknown) * max(known, default=0.0)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .outcome import cost_of
 from .program import Program
 from .progress import Progress
 from .store.journal import Journalled
@@ -40,7 +39,8 @@ class Running:
     begun: int = 0  # the frame of the program's log in which it was
     told: asyncio.Event = field(default_factory=asyncio.Event)  # that is known
     may_call: asyncio.Event = field(default_factory=asyncio.Event)  # the program has said what comes before its model
-    answered: int = 0  # model calls of the main agent
+    calls: list[ModelCall] = field(default_factory=list)
+    answered: int = 0  # of the main agent
     over: bool = False  # for its program; what it left is still looked at and stored
 
     def put(self, command: Command | Approval | Stop) -> None:
@@ -62,6 +62,7 @@ class Running:
 
     def called(self, call: ModelCall) -> None:
         """A model call is over, as the endpoint saw it."""
+        self.calls.append(call)
         self.answered += call.status == "ok" and not call.sub_agent
 
     async def ask(self, question: Approval) -> Answered:
@@ -92,8 +93,3 @@ class Running:
         """The turn is over: nobody will answer the host's own questions."""
         for id in tuple(self.questions):
             self.settle(Answered(id, False, "The turn is over."))
-
-    @property
-    def cost(self) -> float | None:
-        """Cost of the model calls so far; None when one has no known price."""
-        return cost_of([e for e, _ in self.events if isinstance(e, ModelCall)])

@@ -163,6 +163,8 @@ async def run_turn(
                 heard.unread = 0
             if (reason := _exceeded(running, step.progress, bounds)) is not None:
                 running.put(Stop(reason))
+                if reason == "max_cost" and endings.spent(running.calls) is None:
+                    heard.events.append((_UNCOUNTED, None))
     finally:
         timers.cancel()
         running.program = None
@@ -180,6 +182,10 @@ _NOT_GONE_ON_WITH = (
     "program_lost",
 )  # the program ends, too
 _GAVE_UP = Ended("interrupted")
+_UNCOUNTED = Notice(
+    "cost_unknown",
+    "The model's provider does not say how many tokens its answers take, so max_cost cannot be held: the turn is ended.",
+)
 
 
 def _caught_up(program: Program, heard: Heard, turn: str) -> Sequence[Any]:
@@ -246,7 +252,7 @@ def _exceeded(running: Running, progress: Progress, bounds: Bounds) -> StopReaso
         return None
     if bounds.max_turns is not None and progress.steps > bounds.max_turns:
         return "max_turns"
-    if bounds.max_cost is not None and (cost := running.cost) is not None and cost >= bounds.max_cost:
+    if bounds.max_cost is not None and ((spent := endings.spent(running.calls)) is None or spent >= bounds.max_cost):
         return "max_cost"
     return None
 

@@ -13,7 +13,7 @@ import hostler
 from hostler.harness import Accepted, Done, FileChange, Text, ToolCall, ToolResult
 from hostler.testing.model_server import ModelServer
 from hostler.types.events import FileStaged, Record
-from tests.sessions.programs import ALL, FAKE_PROGRAM, Program, ids
+from tests.sessions.programs import ALL, FAKE_PROGRAM, KEY, Program, ids
 
 FAKE = FAKE_PROGRAM.harness
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -93,6 +93,14 @@ def test_secret_keys_are_masked_in_the_trace_and_nowhere_else(models: ModelServe
     with pytest.raises(hostler.OptionsMismatch):
         hostler.generate_harness(harness=harness, prompt="go", session="k", extra_body={}, run_id="r")
     harness.sessions.delete("k")
+
+
+def test_a_key_in_a_prompt_is_masked_in_the_journal(models: ModelServer) -> None:
+    """The program gets the prompt as it is: that is what its caller says."""
+    with hostler.agent_session(FAKE, **FAKE_PROGRAM.options(models)) as session:
+        session.run(f"{'.' * 190} {KEY} is the key")
+        (accepted,) = [r.event for r in journal(session) if isinstance(r.event, Accepted)]
+    assert accepted.preview == f"{'.' * 190} [masked] "
 
 
 def test_the_app_says_which_keys(models: ModelServer) -> None:

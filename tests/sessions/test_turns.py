@@ -174,6 +174,18 @@ def test_max_cost_ends_the_turn_and_needs_a_price(models: ModelServer, options: 
         session.run("x")
 
 
+@pytest.mark.parametrize("odd", [{"drop": True}, {"usage": {"said": "nothing"}}])
+def test_max_cost_holds_also_where_the_cost_of_a_call_is_unknown(
+    odd: dict[str, Any], models: ModelServer, options: dict[str, Any]
+) -> None:
+    models.script([{"text": "one"}, {"text": "two", **odd}, *[{"text": "more"}] * 10])
+    with hostler.agent_session(FAKE, max_cost=0.002, **options) as session:
+        result = session.run(steps(*[{"model": "go"}] * 12))
+    assert (result.stop_reason, result.cost) == ("max_cost", None)
+    assert len(models.calls) < 8
+    assert bool(result.warnings) == ("usage" in odd)
+
+
 @pytest.mark.real
 def test_max_turns_counts_model_calls(models: ModelServer) -> None:
     with hostler.agent_session(CLAUDE.harness, max_turns=2, **CLAUDE.options(models)) as session:

@@ -33,7 +33,7 @@ from ..workspace.artifacts import Vault
 from ..workspace.roots import Names, Roots
 from . import upkeep
 from .asking import leave, left_by
-from .hold import Hold
+from .hold import Hold, masker_of
 from .holders import Call as Call
 from .holders import Holders
 from .notices import told
@@ -49,6 +49,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger("hostler")
 _TAKES_UP = 5.0  # s that a question about the turn waits for the worker
+_PREVIEW = 200  # characters of a prompt that its first record shows
+_LOOKED_AT = 4096  # of which: a secret may be longer than what is shown of it
 _LOOK = 0.05  # s between looks at the inbox while another host's turn is before ours
 
 
@@ -172,6 +174,7 @@ class LiveSession:
         reject_busy: bool,
     ) -> StoredTurn:
         redacted = Keys(place.rules.get("redact")).mask(input["extra_body"])
+        preview = masker_of(place).mask(input["prompt"][:_LOOKED_AT])[:_PREVIEW]
         joins = self.holders.wait(id, call)
         try:
             await self.host.given_back(self.id)
@@ -182,7 +185,7 @@ class LiveSession:
                     turn=id,
                     host=self.host.id,
                     input=input,
-                    accepted=Accepted(redacted, input["prompt"][:200]),
+                    accepted=Accepted(redacted, preview),
                     reject_busy=reject_busy,
                     is_dead=self.host.is_dead,
                     now=time(),
