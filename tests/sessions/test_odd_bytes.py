@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import copy
 import json
@@ -19,7 +20,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import hostler
-from hostler.harness import Done, Notice, Text
+from hostler import portal
+from hostler.harness import Done, Notice, Text, acp_agent
 from hostler.outcome import result_of
 from hostler.progress import Progress, advance, begun
 from hostler.runtimes import runtime_for
@@ -530,3 +532,29 @@ def test_the_model_gets_the_prompt_as_it_was(program: Program, models: ModelServ
         told = [m["content"] for m in session.history() if m["role"] == "user"]
     assert [text for text in told if text in ODD_PROMPTS] == list(ODD_PROMPTS)
     assert os.listdir(workspace) == ["README.md"]
+
+
+@pytest.mark.longer
+def test_a_flood_of_tiny_lines_holds_up_neither_the_end_nor_the_loop(tmp_path: Path, models: ModelServer) -> None:
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\nexec yes '{\"a\":1}'\n")
+    agent.chmod(0o755)
+    longest = 0.0
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+
+    with hostler.agent_session(acp_agent([str(agent)]), **FAKE_PROGRAM.options(models)) as session:
+        beating = portal.engine().submit(beat())
+        start = time.monotonic()
+        result = session.run("hello", timeout=4)
+        took = time.monotonic() - start
+        beating.cancel()
+    assert result.stop_reason == "timeout"
+    assert took < 4 + 4
+    assert longest < 2
+    assert time.monotonic() - start < 4 + 8
