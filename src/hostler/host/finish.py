@@ -22,7 +22,7 @@ from ..store.inbox import Turn as StoredTurn
 from ..store.journal import Journalled
 from ..store.queries import Lease
 from ..telemetry.keys import Keys
-from ..types.events import FileChange, Notice, Record
+from ..types.events import FileChange, ModelCall, Notice, Record
 from ..types.result import FileRef, Persistence, Result
 from ..workspace.artifacts import Collected
 from . import transcript
@@ -185,7 +185,8 @@ def conclude(
     )
     given_up = stored.branch is not None and not ending.done
     known = (stored.native or {}).get("begun")
-    begun = known or ending.done or (result.usage.calls > 0 and not given_up)
+    called = any(isinstance(event, ModelCall) for event, _ in happened)  # a refused one, too: the prompt is in there
+    begun = known or ending.done or (called and not given_up)
     program = journal.GONE
     if given_up:
         pass
