@@ -327,6 +327,20 @@ def test_the_prompt_comes_back_as_it_was(session: Any) -> None:
     ]
 
 
+def test_a_prompt_that_is_none_is_refused(session: Any, models: ModelServer) -> None:
+    for prompt, why in (("", "is empty"), (" \n\u2003\t", "is empty"), ("ab\ud83dc", r"'\\ud83d' at index 2.*replace")):
+        for call in (
+            session.run,
+            lambda prompt: list(session.stream(prompt)),
+            lambda prompt: hostler.agent(FAKE, prompt, **FAKE_PROGRAM.options(models)),
+            lambda prompt: list(hostler.agent_stream(FAKE, prompt, **FAKE_PROGRAM.options(models))),
+        ):
+            with pytest.raises(ValueError, match=why) as raised:
+                call(prompt)
+            assert type(raised.value) is ValueError
+    assert models.calls == []
+
+
 def test_noise_around_json(session: Any) -> None:
     """Cases D04, D13, D14: a notice says what was seen; the turn goes on."""
     half = "漢".encode()
