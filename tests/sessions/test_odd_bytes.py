@@ -398,6 +398,14 @@ def test_stderr_of_any_size(session: Any, stderr: int | str) -> None:
     assert session.run("next").stop_reason == "done"
 
 
+def test_the_last_words_are_plain_text(session: Any) -> None:
+    """Colours, titles, a cursor that moves, a NUL, a progress bar."""
+    said = "\x1b[1;31mError\x1b[0m: \x1b]0;title\x07no\x1b[2K\x00 \x1b(Bkey\x9b\r\n10%\r20%\x1b]8;;open\nlast é"
+    result = session.run(steps({"stderr": said}, {"exit": 3}))
+    assert result.error is not None
+    assert result.error.message.endswith("Its last words: Error: no key\n10%\n20%\nlast é")
+
+
 def test_a_chatty_program_is_heard_for_its_whole_life(session: Any) -> None:
     """Case D08."""
     for turn in range(10):
