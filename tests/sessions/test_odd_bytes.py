@@ -556,6 +556,28 @@ def test_the_model_gets_the_prompt_as_it_was(program: Program, models: ModelServ
     assert os.listdir(workspace) == ["README.md"]
 
 
+def test_the_log_of_a_program_that_is_over_is_gone(models: ModelServer, state_dir: Path) -> None:
+    def logs() -> list[Path]:
+        return [*state_dir.glob("sessions/*/private/keeper/*/spool")]
+
+    options = FAKE_PROGRAM.options(models)
+    with hostler.agent_session(FAKE, **options) as session:
+        session.run(steps({"text": "one"}))
+        assert len(logs()) == 1
+        state = session.detach()
+    assert len(logs()) == 1, "whoever attaches reads on in it"
+    with hostler.agent_resume(state, **options) as session:
+        assert session.run(steps({"text": "two"})).text == "two"
+        assert session.resumed == "attached"
+        session.stop()
+    assert logs() == []
+    assert len([*state_dir.glob("sessions/*/private/keeper/*/keeper.log")]) == 1
+    with hostler.agent_resume(state, **options) as session:
+        assert session.run(steps({"text": "three"})).text == "three"
+        assert session.run(steps({"exit": 3})).stop_reason == "error"
+        assert wait_until(lambda: logs() == [], 5), "its turn is stored, and it has ended"
+
+
 @pytest.mark.longer
 def test_a_flood_of_tiny_lines_holds_up_neither_the_end_nor_the_loop(tmp_path: Path, models: ModelServer) -> None:
     agent = tmp_path / "agent"

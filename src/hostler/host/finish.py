@@ -26,7 +26,7 @@ from ..types.events import FileChange, ModelCall, Notice, Record
 from ..types.result import FileRef, Persistence, Result
 from ..workspace.artifacts import Collected
 from . import transcript
-from .hold import masker_of, settled_by
+from .hold import forget, masker_of, settled_by
 from .persistence import Behalf
 from .shelf import blobs_of, shelve
 from .transcript import Saying
@@ -129,6 +129,7 @@ async def finish(
         await live.persistent.told(live.native_id)
     if end.program is journal.GONE:
         await live.hold.end()
+        await forget(ending.stored)
 
 
 async def _look(live: LiveSession, ending: Ending) -> Left:
