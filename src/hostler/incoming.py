@@ -14,6 +14,7 @@ from . import portal
 from .attaching import Fetch, attach, refuse_unfetched
 from .inputs import InputContext, InputType
 from .messages import Transcript
+from .rules import check_prompt
 from .session import SessionCore
 from .types.errors import HarnessError
 from .types.options import Options
@@ -54,6 +55,7 @@ def checked(given: Mapping[str, Any], input_types: Mapping[str, InputType], fetc
             raise ValueError(
                 "context='replay' goes with messages=: a prompt holds no conversation that could be replayed."
             )
+        check_prompt(given["prompt"])
         return Incoming("", "native", prompt=given["prompt"])
     if ways == ["messages"]:
         transcript = transcripts.read(given["messages"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .progress import Progress, exit_error, text_of
+from .progress import Progress, exit_error, last_words, text_of
 from .store.journal import Journalled
 from .types.events import FileChange, ModelCall, Notice
 from .types.result import ErrorInfo, Result, Usage
@@ -37,9 +37,9 @@ def gone(progress: Progress, why: Exception) -> Ended:
 
 def silent(progress: Progress, seconds: float) -> Ended:
     """A program just started has said nothing for so long."""
-    said = progress.stderr.decode(errors="replace").strip()
+    said = last_words(progress)
     message = f"The program was started and said nothing for {seconds:g} s (HOSTLER_START_TIMEOUT). " + (
-        f"On stderr: {said[-2000:]}" if said else "Nothing on stderr either."
+        f"On stderr: {said}" if said else "Nothing on stderr either."
     )
     return Ended("error", error=ErrorInfo("program_silent", message, retryable=True))
 

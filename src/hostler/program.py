@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from .keeper import Held, KeeperError
 from .progress import Item
 from .types.runtime import Frame, Send
 
-_AHEAD = 64  # batches that are read ahead of the store
+_AHEAD = 1 << 24  # bytes that are read ahead of the store
+_ITEM = 1 << 10  # bytes that each item counts for beside its data
+_AT_ONCE = 256  # items that are handed out at a time: what else the loop has to do waits for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,10 @@ class Gone:
 def is_prompt(item: object, turn: str) -> bool:
     """Whether this is the frame in which the program was given the prompt of the turn."""
     return isinstance(item, Frame) and item.kind == "in" and item.key == turn
+
+
+def _size(items: Iterable[object]) -> int:
+    return sum(_ITEM + (len(item.data) if isinstance(item, Frame) else 0) for item in items)
 
 
 class Program:
@@ -38,71 +46,90 @@ class Program:
         self.fingerprint = fingerprint
         self._held = held
         self._left = left
-        self._items: list[Item | Gone] = []
+        self._first: list[Item | Gone] = []
+        self._items: deque[Item | Gone] = deque()
+        self._bytes = 0
         self._wake = asyncio.Event()
-        self._room = asyncio.Semaphore(_AHEAD)
-        self._batches = 0
+        self._room = asyncio.Event()
         self.gone: Exception | None = None
         self._pump = asyncio.create_task(self._read(), name="hostler-program-pump")
 
     async def _read(self) -> None:
         try:
             async for batch in self._held.batches():
-                await self._room.acquire()
-                self._batches += 1
-                self._items.extend(batch)
-                self._wake.set()
+                while self._bytes >= _AHEAD and not self._left:
+                    self._room.clear()
+                    await self._room.wait()
+                self._add(batch)
             self.gone = KeeperError("The connection to the keeper was closed.")
         except asyncio.CancelledError:
             raise
         except Exception as error:
             self.gone = error
-        self._items.append(Gone(self.gone))
+        self._add([Gone(self.gone)])
+
+    def _add(self, items: Sequence[Item | Gone]) -> None:
+        self._items.extend(items)
+        self._bytes += _size(items)
         self._wake.set()
 
     def put(self, item: Item) -> None:
         """A model call or a command, behind all frames that have arrived."""
-        self._items.append(item)
+        self._add([item])
+
+    def put_first(self, item: Item) -> None:
+        """What does not wait behind frames: the end that somebody wants of the turn."""
+        self._first.append(item)
         self._wake.set()
 
     def put_back(self, items: Sequence[Item | Gone]) -> None:
         """Items that belong to the next turn."""
-        self._items[:0] = items
+        self._items.extendleft(reversed(items))
+        self._bytes += _size(items)
 
     async def was_given(self, turn: str) -> bool:
         """Whether an earlier host gave the program the prompt of this turn. What that host left unread has arrived then,
         at least up to there."""
         looked_at = 0
-        while self._left:
-            for item in self._items[looked_at:]:
-                if is_prompt(item, turn):
-                    return True
-                if isinstance(item, Gone) or (isinstance(item, Frame) and item.no >= self._left):
-                    return False
-            looked_at = len(self._items)
-            self._make_room()
-            self._wake.clear()
-            await self._wake.wait()
-        return False
+        try:
+            while self._left:
+                for item in islice(self._items, looked_at, None):
+                    if is_prompt(item, turn):
+                        return True
+                    if isinstance(item, Gone) or (isinstance(item, Frame) and item.no >= self._left):
+                        return False
+                looked_at = len(self._items)
+                self._wake.clear()
+                await self._wake.wait()
+            return False
+        finally:
+            self._left = 0
 
-    def ready(self) -> list[Item | Gone]:
-        """What has arrived."""
-        items, self._items = self._items, []
-        self._wake.clear()
-        self._make_room()
-        return items
-
-    def _make_room(self) -> None:
-        for _ in range(self._batches):
-            self._room.release()
-        self._batches = 0
+    async def arrived(self) -> AsyncGenerator[list[Item | Gone], None]:
+        """What has arrived by now, a part at a time; what is not asked for stays. Nothing is put first any more for a
+        turn before."""
+        self._first.clear()
+        count = len(self._items)
+        while count > 0:
+            part = self._taken(min(count, _AT_ONCE))
+            count -= len(part)
+            yield part
+            await asyncio.sleep(0)
 
     async def items(self) -> list[Item | Gone]:
-        """What has arrived, at least one."""
-        while not self._items:
+        """What has arrived, at least one and not too many; the loop has had its turn before."""
+        await asyncio.sleep(0)
+        while not (self._first or self._items):
             self._wake.clear()
             await self._wake.wait()
-        return self.ready()
+        first, self._first = self._first, []
+        return first + self._taken(_AT_ONCE)
+
+    def _taken(self, count: int) -> list[Item | Gone]:
+        part = [self._items.popleft() for _ in range(min(count, len(self._items)))]
+        self._bytes -= _size(part)
+        self._room.set()
+        return part
 
     @property
     def usable(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -228,14 +229,26 @@ def _is_sound(event: CodecEvent) -> bool:
     return all(type(getattr(event, name)) is str for name in _STRINGS.get(type(event), ()))
 
 
+# What colours a terminal or moves its cursor; and other control characters.
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?|[\0-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
+
+def last_words(progress: Progress) -> str:
+    """The end of what the program wrote to its stderr, as plain text."""
+    said = progress.stderr.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    return _ESCAPES.sub("", said).strip()[-2000:]
+
+
 def exit_error(progress: Progress) -> ErrorInfo:
     """Why a program that ended in mid-turn did so, as far as it said."""
-    said = progress.stderr.decode(errors="replace").strip()
+    said = last_words(progress)
     how = f"with code {progress.exited}" if (progress.exited or 0) >= 0 else f"by signal {-(progress.exited or 0)}"
     return ErrorInfo(
         "program_exited",
         f"The program ended {how} in the middle of the turn, without a result."
-        + (f" Its last words: {said[-2000:]}" if said else " It wrote nothing to stderr."),
+        + (f" Its last words: {said}" if said else " It wrote nothing to stderr."),
         retryable=True,
     )
 

@@ -60,6 +60,26 @@ def _misnamed(runtime: Runtime, option: str, rules: list[str]) -> str | None:
     return None
 
 
+def check_prompt(prompt: object) -> None:
+    """Raise TypeError or ValueError for what cannot be said to an agent."""
+    if not isinstance(prompt, str):
+        raise TypeError(f"The prompt must be a string, not {type(prompt).__name__}.")
+    if not prompt.strip():
+        raise ValueError("The prompt is empty.")
+    check_text(prompt)
+
+
+def check_text(prompt: str) -> None:
+    """Raise ValueError for what is not Unicode text."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"The prompt holds a lone surrogate, {prompt[error.start]!a} at index {error.start}, and is no Unicode text. "
+            "Replace it, for instance with prompt.encode(errors='replace').decode()."
+        ) from None
+
+
 def check_key(key: object) -> None:
     """Raise TypeError or ValueError for what cannot be a session's key."""
     if not isinstance(key, str):

@@ -50,8 +50,10 @@ class Running:
             self.stopping.set()
         if self.program is None:
             self.waiting.append(command)
+        elif isinstance(command, Stop):
+            self.program.put_first(command)  # type: ignore[arg-type]
         else:
-            self.program.put(command)  # type: ignore[arg-type]
+            self.program.put(command)
 
     def reached(self, progress: Progress) -> None:
         """The turn has come so far, for those who see the program from another side."""

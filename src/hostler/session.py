@@ -21,7 +21,7 @@ from .host.persistence import Behalf, raise_for_persistence
 from .options import read_options
 from .output import Output, checked, held
 from .persistent.dirs import Merge
-from .rules import check_key, refuse_unheld
+from .rules import check_key, check_prompt, check_text, refuse_unheld
 from .store import inbox, queries, spoken
 from .store.inbox import Turn
 from .types.errors import CapabilityUnsupported, SessionClosed
@@ -127,9 +127,10 @@ class SessionCore:
         """Accept one turn; its events are read from what this returns. A ``turn_id`` that was accepted before joins
         that turn. ``transcript`` is what the caller says that the conversation holds (see `host.transcript`)."""
         self._check_open()
-        if not isinstance(prompt, str):
-            raise TypeError(f"The prompt must be a string, not {type(prompt).__name__}.")
-        prompt.encode("utf-8", "strict")
+        if transcript is None:
+            check_prompt(prompt)
+        else:  # what it says may be in files, or known already
+            check_text(prompt)
         given = await read_options(options)
         rules = {name: value for name, value in given.rules().items() if name in options}
         refuse_unheld(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
@@ -66,14 +66,14 @@ async def run_turn(
     running.program = program
     masker.resume(progress.masking)
     if progress.turn != prompt.turn:
-        items = [prompt, *_caught_up(program, heard, prompt.turn)]
+        items = [prompt, *await _caught_up(program, heard, prompt.turn)]
     else:
         running.reached(progress)
     items += running.waiting
     running.waiting = []
     timers.after(bounds.timeout, lambda: running.put(Stop("timeout")))
 
-    give_up = partial(program.put, _GIVE_UP)
+    give_up = partial(program.put_first, _GIVE_UP)
 
     def ask(approval: Approval) -> None:
         timers.after(bounds.approval_ttl, _deny_later(running, approval.id, bounds.approval_ttl))
@@ -102,7 +102,7 @@ async def run_turn(
         timers.after(_GRACE, give_up)
     if not heard.spoke:
         timers.after(bounds.start_timeout, partial(program.put, _UNHEARD))
-    steps = Steps(journal, landed, partial(program.put, _UNWRITTEN))
+    steps = Steps(journal, landed, partial(program.put_first, _UNWRITTEN))
     try:
         while True:
             batch, items = items or await program.items(), []
@@ -158,7 +158,7 @@ async def run_turn(
                 running.reached(step.progress)
             if step.due:
                 await steps.landed_all()
-                with contextlib.suppress(KeeperError):  # it is gone: what it said before that is read all the same
+                with suppress(KeeperError):  # it is gone: what it said before that is read all the same
                     await program.read_up_to(step.progress.frame)
                 heard.unread = 0
             if (reason := _exceeded(running, step.progress, bounds)) is not None:
@@ -188,20 +188,27 @@ _UNCOUNTED = Notice(
 )
 
 
-def _caught_up(program: Program, heard: Heard, turn: str) -> Sequence[Any]:
+async def _caught_up(program: Program, heard: Heard, turn: str) -> Sequence[Any]:
     """Take what the program said while it was idle: that belongs to no turn, but the codec has to know it before it is
-    spoken to. What has come since it was given this turn's prompt, if it was."""
+    spoken to. What has come since it was given this turn's prompt, if it was, or the first of that."""
     kept = (ModelCall, Notice) if heard.progress.frame == 0 else (ModelCall,)  # one just started speaks of this turn
-    arrived = program.ready()
-    given = next((n for n, item in enumerate(arrived) if is_prompt(item, turn)), len(arrived))
     first, heard.events = heard.events, []
-    for item in arrived[:given]:
-        if isinstance(item, Gone):
-            program.put(item)  # type: ignore[arg-type]
-        elif not _is_late(item):
-            heard.take(item)  # it may have asked something, and wait
+    behind: Sequence[Any] = ()
+    ended: list[Any] = []
+    async with aclosing(program.arrived()) as parts:
+        async for part in parts:
+            given = next((n for n, item in enumerate(part) if is_prompt(item, turn)), len(part))
+            for item in part[:given]:
+                if isinstance(item, Gone):
+                    ended.append(item)
+                elif not _is_late(item):
+                    heard.take(item)  # it may have asked something, and wait
+            if behind := part[given:]:
+                break
+    for item in ended:
+        program.put(item)
     heard.events = [*first, *((event, None) for event, _ in heard.events if isinstance(event, kept))]
-    return arrived[given:]
+    return behind
 
 
 def _taken(heard: Heard, item: Any, bounds: Bounds) -> Ended | None:

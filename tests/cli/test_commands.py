@@ -39,6 +39,11 @@ def hostler(*args: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "hostler", "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "python -m hostler" in done.stdout) == (0, True)
+
+
 def directive(*steps: dict[str, Any]) -> str:
     return "@@" + json.dumps(list(steps)) + "@@"
 

@@ -205,6 +205,8 @@ def test_the_call_after_three_broken_ones_is_refused_once(run: Run, wire: str) -
         assert [c.status for c in door.calls] == ["cut", "cut", "cut", "refused"]
         assert door.calls[-1].error is not None
         assert (door.calls[-1].error.code, door.calls[-1].cost) == ("model_cut", 0.0)
+        assert [c.usage.calls for c in door.calls] == [1, 1, 1, 0], "the refused one went nowhere"
+        assert not door.calls[-1].usage.partial
         assert len(door.server.calls) == 3
         assert (await door.ask(wire)).status_code == 200
 

@@ -288,6 +288,7 @@ def _turn_records(chat: Chat, turn: str) -> Iterator[Any]:
     [
         ({}, "Give either messages=, or type="),
         ({"messages": [user("a")], "prompt": "b"}, "not messages= and prompt="),
+        ({"prompt": " \n"}, "The prompt is empty"),
         ({"messages": [user("a")], "type": "x"}, "not messages= and type="),
         ({"messages": []}, "nothing that was said"),
         ({"messages": [user("a"), assistant("b")]}, "from the assistant"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import copy
 import json
@@ -19,7 +20,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import hostler
-from hostler.harness import Done, Notice, Text
+from hostler import portal
+from hostler.harness import Done, Notice, Text, acp_agent
 from hostler.outcome import result_of
 from hostler.progress import Progress, advance, begun
 from hostler.runtimes import runtime_for
@@ -325,6 +327,20 @@ def test_the_prompt_comes_back_as_it_was(session: Any) -> None:
     ]
 
 
+def test_a_prompt_that_is_none_is_refused(session: Any, models: ModelServer) -> None:
+    for prompt, why in (("", "is empty"), (" \n\u2003\t", "is empty"), ("ab\ud83dc", r"'\\ud83d' at index 2.*replace")):
+        for call in (
+            session.run,
+            lambda prompt: list(session.stream(prompt)),
+            lambda prompt: hostler.agent(FAKE, prompt, **FAKE_PROGRAM.options(models)),
+            lambda prompt: list(hostler.agent_stream(FAKE, prompt, **FAKE_PROGRAM.options(models))),
+        ):
+            with pytest.raises(ValueError, match=why) as raised:
+                call(prompt)
+            assert type(raised.value) is ValueError
+    assert models.calls == []
+
+
 def test_noise_around_json(session: Any) -> None:
     """Cases D04, D13, D14: a notice says what was seen; the turn goes on."""
     half = "漢".encode()
@@ -380,6 +396,14 @@ def test_stderr_of_any_size(session: Any, stderr: int | str) -> None:
     assert "the last words" in result.error.message
     assert len(result.error.message) < 5000
     assert session.run("next").stop_reason == "done"
+
+
+def test_the_last_words_are_plain_text(session: Any) -> None:
+    """Colours, titles, a cursor that moves, a NUL, a progress bar."""
+    said = "\x1b[1;31mError\x1b[0m: \x1b]0;title\x07no\x1b[2K\x00 \x1b(Bkey\x9b\r\n10%\r20%\x1b]8;;open\nlast é"
+    result = session.run(steps({"stderr": said}, {"exit": 3}))
+    assert result.error is not None
+    assert result.error.message.endswith("Its last words: Error: no key\n10%\n20%\nlast é")
 
 
 def test_a_chatty_program_is_heard_for_its_whole_life(session: Any) -> None:
@@ -530,3 +554,51 @@ def test_the_model_gets_the_prompt_as_it_was(program: Program, models: ModelServ
         told = [m["content"] for m in session.history() if m["role"] == "user"]
     assert [text for text in told if text in ODD_PROMPTS] == list(ODD_PROMPTS)
     assert os.listdir(workspace) == ["README.md"]
+
+
+def test_the_log_of_a_program_that_is_over_is_gone(models: ModelServer, state_dir: Path) -> None:
+    def logs() -> list[Path]:
+        return [*state_dir.glob("sessions/*/private/keeper/*/spool")]
+
+    options = FAKE_PROGRAM.options(models)
+    with hostler.agent_session(FAKE, **options) as session:
+        session.run(steps({"text": "one"}))
+        assert len(logs()) == 1
+        state = session.detach()
+    assert len(logs()) == 1, "whoever attaches reads on in it"
+    with hostler.agent_resume(state, **options) as session:
+        assert session.run(steps({"text": "two"})).text == "two"
+        assert session.resumed == "attached"
+        session.stop()
+    assert logs() == []
+    assert len([*state_dir.glob("sessions/*/private/keeper/*/keeper.log")]) == 1
+    with hostler.agent_resume(state, **options) as session:
+        assert session.run(steps({"text": "three"})).text == "three"
+        assert session.run(steps({"exit": 3})).stop_reason == "error"
+        assert wait_until(lambda: logs() == [], 5), "its turn is stored, and it has ended"
+
+
+@pytest.mark.longer
+def test_a_flood_of_tiny_lines_holds_up_neither_the_end_nor_the_loop(tmp_path: Path, models: ModelServer) -> None:
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\nexec yes '{\"a\":1}'\n")
+    agent.chmod(0o755)
+    longest = 0.0
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+
+    with hostler.agent_session(acp_agent([str(agent)]), **FAKE_PROGRAM.options(models)) as session:
+        beating = portal.engine().submit(beat())
+        start = time.monotonic()
+        result = session.run("hello", timeout=4)
+        took = time.monotonic() - start
+        beating.cancel()
+    assert result.stop_reason == "timeout"
+    assert took < 4 + 4
+    assert longest < 2
+    assert time.monotonic() - start < 4 + 8

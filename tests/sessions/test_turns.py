@@ -260,6 +260,9 @@ def test_a_follower_misses_nothing_and_gets_nothing_twice(options: dict[str, Any
         assert seen + more == list(range(1, len(seen + more) + 1))
         with pytest.raises(ValueError, match="cannot be followed"):
             next(session.follow(10_000))
+        for odd in ("x", 1.5, True):
+            with pytest.raises(TypeError, match=r"after must be the number of a record .*, not"):
+                next(session.follow(odd))
 
 
 def test_retracted_text_is_not_in_the_result(options: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from hostler.keeper import KeeperGone
@@ -57,17 +57,21 @@ class Script:
 
     async def open_turn(self) -> None: ...
 
-    def ready(self) -> list[Any]:
+    async def arrived(self) -> AsyncIterator[list[Any]]:
         found, self.there = self.there, []
-        return found
+        yield found
 
     async def items(self) -> list[Any]:
         for _ in range(5):
             await asyncio.sleep(0)
-        return self.ready() or self.then.pop(0)
+        found, self.there = self.there, []
+        return found or self.then.pop(0)
 
     def put(self, item: Any) -> None:
         self.there.append(item)
+
+    def put_first(self, item: Any) -> None:
+        self.there.insert(0, item)
 
     async def send(self, sends: Sequence[Send]) -> None:
         if self.deaf is not None and sends:

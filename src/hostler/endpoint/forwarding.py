@@ -122,7 +122,7 @@ class Forward:
             if outcome.answer is None:
                 assert outcome.failure is not None
                 silent = outcome.failure.code == "model_silent"
-                await self.refuse(outcome.failure, "silent" if silent else "refused")
+                await self._fail("silent" if silent else "refused", outcome.failure)
                 return
             self._answer = outcome.answer
             if counted and not price.loaded(self._route):  # the lists take a while to import: beside the answer
@@ -138,9 +138,12 @@ class Forward:
             if self._prices is not None:
                 self._prices.cancel()
 
-    async def refuse(self, failure: Failure, status: Literal["refused", "silent"] = "refused") -> None:
-        """Answer with an error that the program does not repeat."""
-        self._report(status, Seen(), failure)
+    async def refuse(self, failure: Failure) -> None:
+        """Answer, without asking the model, with an error that the program does not repeat."""
+        await self._fail("refused", failure, asked=False)
+
+    async def _fail(self, status: Literal["refused", "silent"], failure: Failure, *, asked: bool = True) -> None:
+        self._report(status, Seen(), failure, asked=asked)
         code, body = final_answer(self._route.asked, failure)
         await answer_json(self._send, code, body, {"x-should-retry": "false"})
 
@@ -211,14 +214,24 @@ class Forward:
         self._client.note_whole()
         self._report("ok", answer.seen, None)
 
-    def _report(self, status: Literal["ok", "refused", "cut", "silent"], seen: Seen, failure: Failure | None) -> None:
-        """Tell the session, once. A call that may have run unseen has an unknown cost, a refused one has none."""
+    def _report(
+        self,
+        status: Literal["ok", "refused", "cut", "silent"],
+        seen: Seen,
+        failure: Failure | None,
+        *,
+        asked: bool = True,
+    ) -> None:
+        """Tell the session, once. A call that may have run unseen has an unknown cost, a refused one has none; one that
+        was never ``asked`` is no call of the provider's."""
         if self._reported:
             return
         self._reported = True
         tokens = seen.tokens
         complete = status == "ok" and tokens.known and not self._doubtful
         usage = Usage(tokens.input or 0, tokens.output or 0, tokens.cache_read, 1, partial=not complete)
+        if not asked:
+            usage = Usage()
         cost: float | None = None
         if status == "ok" and not self._doubtful and self._answer is not None:
             cost = price.cost(self._route, seen, self._answer.headers)

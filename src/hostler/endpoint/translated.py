@@ -171,7 +171,7 @@ class Translated:
 
     def _report(self, failure: Failure, status: Literal["refused", "cut"]) -> None:
         """Of a call that came to nothing before the upstream was asked."""
-        call = ModelCall(self._route.model, Usage(calls=1, partial=True), 0.0, status, None, failure.info)
+        call = ModelCall(self._route.model, Usage(), 0.0, status, None, failure.info)
         try:
             self._hear(call)
         except Exception:

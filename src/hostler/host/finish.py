@@ -22,11 +22,11 @@ from ..store.inbox import Turn as StoredTurn
 from ..store.journal import Journalled
 from ..store.queries import Lease
 from ..telemetry.keys import Keys
-from ..types.events import FileChange, Notice, Record
+from ..types.events import FileChange, ModelCall, Notice, Record
 from ..types.result import FileRef, Persistence, Result
 from ..workspace.artifacts import Collected
 from . import transcript
-from .hold import masker_of, settled_by
+from .hold import forget, masker_of, settled_by
 from .persistence import Behalf
 from .shelf import blobs_of, shelve
 from .transcript import Saying
@@ -129,6 +129,7 @@ async def finish(
         await live.persistent.told(live.native_id)
     if end.program is journal.GONE:
         await live.hold.end()
+        await forget(ending.stored)
 
 
 async def _look(live: LiveSession, ending: Ending) -> Left:
@@ -185,7 +186,8 @@ def conclude(
     )
     given_up = stored.branch is not None and not ending.done
     known = (stored.native or {}).get("begun")
-    begun = known or ending.done or (result.usage.calls > 0 and not given_up)
+    called = any(isinstance(event, ModelCall) for event, _ in happened)  # a refused one, too: the prompt is in there
+    begun = known or ending.done or (called and not given_up)
     program = journal.GONE
     if given_up:
         pass

@@ -277,6 +277,7 @@ class Hold:
         await self._host.store.write(
             lambda conn: journal.set_program(conn, lease, program=None, frame=0, progress=None, native=manifest)
         )
+        await forget(stored)
 
     async def end_stored(self, lease: Lease) -> None:
         """End a program that another host left."""
@@ -307,6 +308,12 @@ class Hold:
                 self._host.spawn(tools.leave())
             if self._running() is None:
                 self._host.slots.leave(self)
+
+
+async def forget(stored: Stored) -> None:
+    """Remove the log of a program that has ended, once the store is told: no turn is recovered from it any more."""
+    if stored.program:
+        await asyncio.to_thread(keeper.forget, stored.program["address"]["dir"])
 
 
 def masker_of(place: Place | None) -> Masker:

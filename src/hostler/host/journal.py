@@ -114,7 +114,9 @@ class Journal:
 
     def follow_from(self, session: Row[Any], after: int | None) -> Follower:
         """A reader of the whole session above ``after`` (None: from now on). Raises ValueError for a number that the
-        session has not reached."""
+        session has not reached, TypeError for what is no number of a record."""
+        if after is not None and (not isinstance(after, int) or isinstance(after, bool)):
+            raise TypeError(f"after must be the number of a record (an int) or None, not {after!r}.")
         if after is not None and not 0 <= after <= session.seq:
             raise ValueError(
                 f"Session {session.key!r} has records 1 to {session.seq}; it cannot be followed from {after}."

@@ -6,7 +6,7 @@ from .client import Held, attach, attached, end
 from .errors import KeeperError, KeeperGone, KeeperRefused, KeeperReplaced, ProgramNotStarted
 from .frames import read_spool
 from .holder.frames import PROTOCOL
-from .launch import alive, destroy, runtime_dir, stale_sockets, start, sweep
+from .launch import alive, destroy, forget, runtime_dir, stale_sockets, start, sweep
 
 __all__ = [
     "PROTOCOL",
@@ -27,6 +27,7 @@ __all__ = [
     "destroy",
     "dismiss",
     "end",
+    "forget",
     "read_spool",
     "remains",
     "running",

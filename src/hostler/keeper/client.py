@@ -18,6 +18,7 @@ from .holder import frames as wire
 from .launch import alive, destroy
 
 _BATCH = 1 << 18
+_READ = 1 << 16  # bytes that are taken at a time: what else the loop has to do waits for them
 _UNSENT = 1 << 16  # bytes that may wait for the keeper to take them
 _WAIT = 5.0
 _SWEEP = 2.0
@@ -113,7 +114,7 @@ class Held:
             if self._left:
                 raise StopAsyncIteration
             try:
-                data = await self._reader.read(_BATCH)
+                data = await self._reader.read(_READ)
             except OSError:
                 data = b""
             if not data:

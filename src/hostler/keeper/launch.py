@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import stat
@@ -179,6 +180,11 @@ def alive(address: KeeperAddress) -> bool:
 def sweep(mark: str) -> int:
     """Kill every process that carries HOSTLER_RUN=``mark``; how many there were. For what a dead keeper has left."""
     return tree.kill_all(lambda: tree.marked(mark), _SWEEP)
+
+
+def forget(dir: str) -> None:
+    """Remove what a program said that is over, once nobody has to read it any more; what its keeper said stays."""
+    shutil.rmtree(os.path.join(dir, "spool"), ignore_errors=True)
 
 
 def destroy(address: KeeperAddress) -> int:

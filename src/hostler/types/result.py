@@ -13,7 +13,8 @@ StopReason = Literal["done", "max_turns", "max_cost", "timeout", "cancelled", "i
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of all model calls of a turn or session, sub-agents included, as counted at the endpoint.
+    """Tokens of all model calls of a turn or session, sub-agents included, as counted at the endpoint. ``calls`` are those
+    that went to the provider.
 
     ``input_tokens`` holds all input, cached included; ``cached_tokens`` is the part read from the provider's cache.
     ``partial`` says that at least one call did not report its usage (cut, refused, foreign), so that the true figure

@@ -1,0 +1,5 @@
+"""``python -m hostler``"""
+
+from .cli import main
+
+main()
