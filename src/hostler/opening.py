@@ -31,7 +31,7 @@ from .types.options import Options
 from .types.runtime import AcpAgent, Harness, Runtime, acp_agent, check_harness
 from .types.sandbox import Sandbox
 from .types.state import State
-from .workspace import SessionDirs, Workspace, check_apart
+from .workspace import SessionDirs, Workspace, check_apart, check_there
 from .workspace.blobs import Blobs
 
 if TYPE_CHECKING:
@@ -281,10 +281,8 @@ async def _same_sandbox(options: Options, row: Row[Any], dirs: SessionDirs, host
     recipe = row.rules.get(_SANDBOX, choice.MADE_WITHOUT)
     if options.sandbox is None or options.sandbox is choice.auto:
         folder = dirs.session if row.owned else row.workdir
-        if not row.owned and not os.path.isdir(folder):
-            raise SandboxError(
-                f"The working directory of session {row.key!r} is gone: {folder}. Put it back, or begin a new session."
-            )
+        if not row.owned:
+            check_there(folder, row.key)
         dirs.make()
         return await asyncio.to_thread(choice.again, recipe, folder, row.key), recipe.get("own", False)
     sandbox, own = await _sandbox(options.sandbox, dirs, host)

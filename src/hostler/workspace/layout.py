@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +167,27 @@ def prepare(data_dir: str | os.PathLike[str]) -> str:
     except OSError as error:
         raise SandboxError(f"The data dir {str(path)!r} cannot be made or written: {error.strerror}.") from None
     return str(path)
+
+
+def which(folder: str) -> tuple[int, int] | None:
+    """Which directory it is, whatever is in it: another one under the same name differs. None where there is none; a link
+    to one is none."""
+    try:
+        info = os.lstat(folder)
+    except OSError:
+        return None
+    return (info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else None
+
+
+def check_there(workdir: str, key: str) -> None:
+    """Raise SandboxError when the working directory of the session with this key is gone, or something else by now."""
+    if which(workdir) is None:
+        now = (
+            "gone" if not os.path.lexists(workdir) else "a link now" if os.path.islink(workdir) else "no directory now"
+        )
+        raise SandboxError(
+            f"The working directory of session {key!r} is {now}: {workdir}. Put it back, or begin a new session."
+        )
 
 
 def check_apart(data_dir: str | os.PathLike[str], workdir: str | os.PathLike[str]) -> None:
