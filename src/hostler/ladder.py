@@ -401,6 +401,14 @@ def _restore(stored: Stored, place: Place) -> str | None:
     return native_id
 
 
+def renew_home(stored: Stored, place: Place) -> native.Renewed | None:
+    """For a program that was just started and refuses the conversation in its home: the next `launch` is in one made anew,
+    with the saved history. None when there is none to put back."""
+    files = place.runtime.native_files
+    native_id = stored.native_id or stored.new_id
+    return native.renew(place.dirs.home, place.dirs.native, files, native_id, stored.native)
+
+
 def _project_code(place: Place) -> str | None:
     """A folder of the project, or of one around it, from which the program runs code."""
     folder = os.path.realpath(place.sandbox.root)

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 
 import hostler
-from hostler.harness import Done, Result, SandboxError, Started
+from hostler import portal
+from hostler.harness import Done, Result, SandboxError, Started, State, StateIncompatible
+from hostler.host.gc import unowned
+from hostler.host.local import implicit_host
+from hostler.testing.fake_runtime import FakeRuntime
 from hostler.testing.model_server import ModelServer
 from tests.conftest import keepers_of
-from tests.sessions.programs import FAKE_PROGRAM, KINDS
+from tests.sessions.programs import CODEX, FAKE_PROGRAM, KINDS
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 FAKE = FAKE_PROGRAM.harness
@@ -101,3 +105,152 @@ def test_a_working_directory_that_is_gone_between_two_turns_is_a_clear_error(
     assert "CODEWORD-two" not in text
     assert os.listdir(other) == []
     assert os.listdir(workspace) == ["x.txt"]
+
+
+# ---- the program's home ---------------------------------------------------------------------------------------------
+
+
+class Indexed(FakeRuntime):
+    """A program with an index beside its history: it refuses each conversation while that is damaged."""
+
+    name = "indexed"
+    look = 'grep -q bad "$HOME/index"'
+
+    def find(self, options: Any, which: Any) -> tuple[str, ...]:
+        refuse = 'printf \'{"ev": "lost", "session": "x"}\\n\'; sleep 30'
+        script = f'if {self.look}; then {refuse}; fi; echo good >> "$HOME/index"; exec "$@"'
+        return ("/bin/sh", "-c", script, "sh", *super().find(options, which))
+
+
+class Stubborn(Indexed):
+    """One that refuses whatever is in its home."""
+
+    look = '[ -e "$HOME/../refuse" ]'
+
+
+def stopped(runtime: FakeRuntime, options: dict[str, Any], state_dir: Path) -> tuple[State, Path]:
+    """A session of two turns, and its folder."""
+    session = hostler.agent_session(runtime, **options)
+    session.run(FAKE_PROGRAM.say("CODEWORD-one"))
+    session.run(FAKE_PROGRAM.say("CODEWORD-two"))
+    state = session.stop()
+    (folder,) = (state_dir / "sessions").iterdir()
+    return state, folder
+
+
+@pytest.fixture
+def local(options: dict[str, Any], workspace: Path) -> dict[str, Any]:
+    return {**options, "sandbox": hostler.sandbox.local(workspace)}
+
+
+def resume(state: State, runtime: FakeRuntime, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("hostler.opening.runtime_for", lambda harness: runtime)
+    return hostler.agent_resume(state, **options)
+
+
+def test_a_program_that_refuses_its_home_goes_on_with_the_saved_history_in_a_new_one(
+    local: dict[str, Any], state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Indexed()
+    state, folder = stopped(runtime, local, state_dir)
+    (folder / "home" / "index").write_text("bad")
+    with resume(state, runtime, local, monkeypatch) as session:
+        result = session.run(FAKE_PROGRAM.recall())
+        assert "CODEWORD-one" in result.text
+        assert "CODEWORD-two" in result.text
+        assert session.resumed == "native"
+        (told,) = result.warnings
+        (aside,) = folder.glob("home-aside-*")
+        assert str(aside) in told
+        assert (aside / "index").read_text() == "bad"  # it is not lost
+        assert session.run(FAKE_PROGRAM.recall()).warnings == ()
+    assert [str(aside) in line for line in _gc(state_dir)] == [True]
+    assert not aside.exists()
+
+
+def test_a_program_that_refuses_a_new_home_too_is_a_typed_error_and_nothing_is_lost(
+    local: dict[str, Any], state_dir: Path, models: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Stubborn()
+    state, folder = stopped(runtime, local, state_dir)
+    (folder / "home" / "notes" / "deep").mkdir(parents=True)
+    (folder / "home" / "notes" / "deep" / "note").write_text("mine")
+    (folder / "refuse").touch()
+    before, asked = _content(folder / "home"), len(models.requests)
+    for _ in range(2):
+        session = resume(state, runtime, local, monkeypatch)
+        with session, pytest.raises(StateIncompatible, match="does not know conversation"):
+            session.run(FAKE_PROGRAM.recall())
+        assert _content(folder / "home") == before
+        assert list(folder.glob("home-aside-*")) == []
+    assert len(models.requests) == asked
+    (folder / "refuse").unlink()
+    with resume(state, runtime, local, monkeypatch) as session:
+        assert "CODEWORD-two" in session.run(FAKE_PROGRAM.recall()).text
+
+
+def test_history_that_is_newer_than_its_copy_outlives_a_new_home(
+    local: dict[str, Any], state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine may have gone down in the middle of a turn."""
+    runtime = Indexed()
+    state, folder = stopped(runtime, local, state_dir)
+    (history,) = (folder / "home" / ".fake").iterdir()
+    with history.open("a") as file:
+        file.write(json.dumps({"role": "user", "content": "CODEWORD-three"}) + "\n")
+    (folder / "home" / "index").write_text("bad")
+    (folder / "home" / ".fake" / "other").write_text("bad")
+    with resume(state, runtime, local, monkeypatch) as session:
+        text = session.run(FAKE_PROGRAM.recall()).text
+    assert [word in text for word in ("CODEWORD-one", "CODEWORD-two", "CODEWORD-three")] == [True] * 3
+    assert os.listdir(history.parent) == [history.name]
+
+
+def test_without_saved_history_a_home_that_is_refused_stays_as_it_is(
+    local: dict[str, Any], state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Indexed()
+    state, folder = stopped(runtime, local, state_dir)
+    shutil.rmtree(folder / "native")
+    (folder / "home" / "index").write_text("bad")
+    before = _content(folder / "home")
+    with resume(state, runtime, local, monkeypatch) as session, pytest.raises(StateIncompatible):
+        session.run(FAKE_PROGRAM.recall())
+    assert _content(folder / "home") == before
+
+
+@pytest.mark.real
+def test_codex_goes_on_when_its_index_is_damaged(models: ModelServer, state_dir: Path) -> None:
+    options = CODEX.options(models)
+    with hostler.agent_session(CODEX.harness, **options) as session:
+        session.run(CODEX.say("CODEWORD-one"))
+        session.run(CODEX.say("CODEWORD-two"))
+        state = session.stop()
+    (index,) = state_dir.glob("sessions/*/home/.codex/index-*/thread_history_1.sqlite")
+    for log in index.parent.glob(f"{index.name}-*"):
+        log.unlink()
+    data = bytearray(index.read_bytes())
+    data[100::7] = bytes(byte ^ 0xA5 for byte in data[100::7])
+    index.write_bytes(data)
+    for n in range(2):
+        with hostler.agent_resume(state, **options) as session:
+            result = session.run(CODEX.recall())
+            assert "CODEWORD-one" in result.text
+            assert "CODEWORD-two" in result.text
+            assert session.resumed == "native"
+            assert ["set aside" in told for told in result.warnings].count(True) == (n == 0)
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _gc(data_dir: Path) -> list[str]:
+    async def collect() -> list[str]:
+        host = await implicit_host(None)
+        found = [each for each in await unowned(str(data_dir), host.store) if "set aside" in each.what]
+        for each in found:
+            await each.remove()
+        return [each.what for each in found]
+
+    return portal.run(collect())
