@@ -153,6 +153,8 @@ async def again(
     options = replace(options, persistent_dirs=completed(options.persistent_dirs, row.rules.get("persistent_dirs", ())))
     live = host.sessions.get(row.id)
     dirs = live.dirs if live is not None else SessionDirs.of(host.data_dir, row.key)
+    if row.owned:
+        await asyncio.to_thread(dirs.make_workspace, had=bool(row.finished or row.busy))
     tools = await _tools(options, dirs, runtime)
     if live is not None and options.sandbox is live.options.sandbox:
         sandbox, own_sandbox = live.sandbox, live.owns_sandbox

@@ -12,7 +12,7 @@ import pytest
 
 import hostler
 from hostler import portal
-from hostler.harness import Done, Result, SandboxError, Started, State, StateIncompatible
+from hostler.harness import Done, Notice, Result, SandboxError, Started, State, StateIncompatible
 from hostler.host.gc import unowned
 from hostler.host.local import implicit_host
 from hostler.testing.fake_runtime import FakeRuntime
@@ -254,3 +254,57 @@ def _gc(data_dir: Path) -> list[str]:
         return [each.what for each in found]
 
     return portal.run(collect())
+
+
+# ---- the session's own workspace ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["in hand", "parked", "stopped", "stopped, and resumed by an app that died"])
+def test_a_workspace_that_is_lost_is_told_once(how: str, options: dict[str, Any]) -> None:
+    session = hostler.agent_session(FAKE, **options)
+    session.run(shell("echo kept > kept.txt"))
+    snapshot = session.snapshot()
+    state = session.state()
+    folder = Path(state.workdir)
+    if how != "in hand":
+        session.detach() if how == "parked" else session.stop()
+    shutil.rmtree(folder)
+    if how != "in hand":
+        session = hostler.agent_resume(state, **options)
+    if how.endswith("died"):
+        assert os.listdir(folder) == []
+        session.stop()
+        session = hostler.agent_resume(state, **options)
+    with session:
+        result = session.run(shell("ls; echo new > new.txt"))
+        (told,) = result.warnings
+        assert "was gone" in told
+        assert f"session.restore({snapshot!r})" in told
+        assert [event.code for event in result.events if isinstance(event, Notice)] == ["workspace_lost"]
+        assert [file.path for file in result.files] == ["new.txt"]
+        assert session.run(shell("ls")).warnings == ()
+        session.restore(snapshot)
+        assert os.listdir(folder) == ["kept.txt"]
+        assert session.run(shell("ls")).warnings == ()
+
+
+def test_a_workspace_that_is_lost_and_put_back_is_not_told(options: dict[str, Any]) -> None:
+    session = hostler.agent_session(FAKE, **options)
+    session.run(shell("echo kept > kept.txt"))
+    snapshot = session.snapshot()
+    state = session.stop()
+    shutil.rmtree(state.workdir)
+    with hostler.agent_resume(state, **options) as session:
+        session.restore(snapshot)
+        assert session.run(shell("cat kept.txt")).warnings == ()
+
+
+def test_a_workspace_in_which_nothing_was_is_not_told(options: dict[str, Any]) -> None:
+    session = hostler.agent_session(FAKE, **options)
+    state = session.stop()
+    shutil.rmtree(state.workdir)  # no turn has been in it
+    with hostler.agent_resume(state, **options) as session:
+        assert session.run("hello").warnings == ()
+        state = session.stop()
+    with hostler.agent_resume(state, **options) as session:  # it is there, and empty
+        assert session.run("hello").warnings == ()

@@ -25,7 +25,7 @@ from ..types.events import Answered, Approval, ModelCall, Notice, Record, Starte
 from ..types.result import ErrorInfo
 from ..types.runtime import Ended
 from ..workspace import native
-from . import transcript
+from . import loss, transcript
 from .asking import approver
 from .errors import error_code
 from .finish import finish
@@ -70,6 +70,9 @@ async def run(live: LiveSession, turn: StoredTurn, lease: Lease, call: Call) -> 
         behalf = Behalf(turn.id, turn.input["extra_body"], call.loop, running.stopping)
         strict = rules.get("on_persistence_error") == "raise"
         await live.persistent.begin(lease, behalf, recovered=recovered, strict=strict)
+        if live.sandbox.root == live.dirs.session:
+            had = (await live.hold.known(lease)).finished > 0
+            await asyncio.to_thread(live.dirs.make_workspace, had=had)
         looking = live.hold.looking = asyncio.create_task(asyncio.to_thread(live.watch.begin, turn.id))
         try:
             said, outcome = await _speak(live, turn, lease, running, place, call, looking, recovered)
@@ -135,7 +138,7 @@ async def _speak(
             notices = (Notice("home_renewed", _RENEWED.format(refused, renewed.aside)),)
         outcome = await run_turn(
             running,
-            (started, *reached.notices, *notices),
+            (started, *reached.notices, *notices, *loss.notices(live, running)),
             reached.program,
             reached.progress,
             live.runtime.codec,

@@ -98,6 +98,28 @@ class SessionDirs:
         for folder in (self.root, *(getattr(self, name) for name in _FOLDERS)):
             make_folder(folder)
 
+    def make_workspace(self, *, had: bool) -> None:
+        """Make the owned workspace when it is gone. That of a session that ``had`` turns is lost, which stays known until
+        it is told."""
+        if which(self.session) is None:
+            if had:
+                make_folder(self.private)
+                Path(self._lost).touch(mode=0o600)
+            make_folder(self.session)
+
+    @property
+    def workspace_lost(self) -> bool:
+        return os.path.exists(self._lost)
+
+    def forget_loss(self) -> None:
+        """It was told, or what was in the workspace was put back."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._lost)
+
+    @property
+    def _lost(self) -> str:
+        return os.path.join(self.private, "workspace-lost")
+
     @property
     def used(self) -> bool:
         """Whether a program of the session has been here."""
