@@ -26,7 +26,6 @@ from .types.errors import (
     HarnessInstallFailed,
     LeaseLost,
     PathError,
-    SandboxError,
     SessionLost,
     StateIncompatible,
 )
@@ -34,7 +33,7 @@ from .types.events import Notice
 from .types.rules import is_about
 from .types.runtime import Folded, Launch, LaunchContext, Runtime
 from .types.sandbox import Enclosure, Folders, Job, Sandbox
-from .workspace import SessionDirs, native
+from .workspace import SessionDirs, check_there, native, which
 from .workspace.blobs import Blobs
 from .workspace.confined import Root, clear_folder, make_folder
 from .workspace.roots import Names
@@ -138,7 +137,9 @@ class Place:
         per_launch = {k: v for k, v in self.rules.items() if k not in _PER_TURN}
         if self.schema_at != "launch":
             per_launch.pop("output", None)
-        rules = [per_launch, self.route.model, self.route.wire, self.sandbox.workdir, self.approvals, self.tools]
+        # A live program stays in the directory that it was started in, whatever has its name by now.
+        place = [self.sandbox.workdir, which(self.sandbox.root)]
+        rules = [per_launch, self.route.model, self.route.wire, *place, self.approvals, self.tools]
         return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -214,10 +215,8 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
     """Start the program: with its own history when the session has one, else fresh; with ``branch`` in a conversation that
     begins now. Raises set-up errors."""
     runtime, sandbox, dirs, rules = place.runtime, place.sandbox, place.dirs, place.rules
-    if not os.path.isdir(sandbox.root):
-        raise SandboxError(
-            f"The working directory of session {stored.key!r} is gone: {sandbox.root}. Put it back, or begin a new session."
-        )
+    check_there(sandbox.root, stored.key)
+    fingerprint = await asyncio.to_thread(place.fingerprint)
     argv = runtime.find(rules["options"], sandbox.which)
     code = await asyncio.to_thread(_project_code, place)
     held = sandbox.confined and rules["permissions"] != "ask"
@@ -302,7 +301,7 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
             listener.close()
     resumed = "native" if native_id else "replayed" if fresh else None
     progress = begun(runtime.codec, folded)
-    return Launched(address, token, tool_token, place.fingerprint(), progress, resumed, branch, inside.notices)
+    return Launched(address, token, tool_token, fingerprint, progress, resumed, branch, inside.notices)
 
 
 async def join(launched: Launched, *, epoch: int, holder: str, upstream: str) -> Program:
@@ -400,6 +399,14 @@ def _restore(stored: Stored, place: Place) -> str | None:
     if native_id is not None:  # it may have been moved, or be a fork's
         native.relocate(place.dirs.home, place.runtime.native_files, native_id, place.sandbox.workdir)
     return native_id
+
+
+def renew_home(stored: Stored, place: Place) -> native.Renewed | None:
+    """For a program that was just started and refuses the conversation in its home: the next `launch` is in one made anew,
+    with the saved history. None when there is none to put back."""
+    files = place.runtime.native_files
+    native_id = stored.native_id or stored.new_id
+    return native.renew(place.dirs.home, place.dirs.native, files, native_id, stored.native)
 
 
 def _project_code(place: Place) -> str | None:

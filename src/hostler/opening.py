@@ -31,7 +31,7 @@ from .types.options import Options
 from .types.runtime import AcpAgent, Harness, Runtime, acp_agent, check_harness
 from .types.sandbox import Sandbox
 from .types.state import State
-from .workspace import SessionDirs, Workspace, check_apart
+from .workspace import SessionDirs, Workspace, check_apart, check_there
 from .workspace.blobs import Blobs
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ async def again(
     options = replace(options, persistent_dirs=completed(options.persistent_dirs, row.rules.get("persistent_dirs", ())))
     live = host.sessions.get(row.id)
     dirs = live.dirs if live is not None else SessionDirs.of(host.data_dir, row.key)
+    if row.owned:
+        await asyncio.to_thread(dirs.make_workspace, had=bool(row.finished or row.busy))
     tools = await _tools(options, dirs, runtime)
     if live is not None and options.sandbox is live.options.sandbox:
         sandbox, own_sandbox = live.sandbox, live.owns_sandbox
@@ -281,10 +283,8 @@ async def _same_sandbox(options: Options, row: Row[Any], dirs: SessionDirs, host
     recipe = row.rules.get(_SANDBOX, choice.MADE_WITHOUT)
     if options.sandbox is None or options.sandbox is choice.auto:
         folder = dirs.session if row.owned else row.workdir
-        if not row.owned and not os.path.isdir(folder):
-            raise SandboxError(
-                f"The working directory of session {row.key!r} is gone: {folder}. Put it back, or begin a new session."
-            )
+        if not row.owned:
+            check_there(folder, row.key)
         dirs.make()
         return await asyncio.to_thread(choice.again, recipe, folder, row.key), recipe.get("own", False)
     sandbox, own = await _sandbox(options.sandbox, dirs, host)

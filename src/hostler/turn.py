@@ -63,7 +63,7 @@ async def run_turn(
     native_id: str | None = None
     heard = Heard(codec, progress, bounds.required, [(event, None) for event in first], spoke=progress.frame > 0)
     items: list[Any] = []
-    running.program = program
+    running.program, running.over = program, False
     masker.resume(progress.masking)
     if progress.turn != prompt.turn:
         items = [prompt, *await _caught_up(program, heard, prompt.turn)]

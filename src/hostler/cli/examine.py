@@ -20,7 +20,7 @@ from ..store import files as file_queries
 from ..types.errors import HarnessError
 from ..types.result import FileRef
 from ..types.runtime import Runtime, acp_agent
-from ..workspace import SessionDirs, native
+from ..workspace import SessionDirs, native, which
 from ..workspace.blobs import Blobs
 from . import stored
 from .terminal import FAILED, console
@@ -106,7 +106,7 @@ def _turns(seen: _Seen) -> Iterator[tuple[str, str]]:
 
 def _folders(dirs: SessionDirs, row: Row[Any]) -> Iterator[tuple[str, str]]:
     workdir = dirs.session if row.owned else row.workdir
-    if os.path.isdir(workdir):
+    if which(workdir) is not None:
         yield _GOOD, f"workspace: {workdir}"
     else:
         yield _BAD, f"workspace: {workdir} is gone; put it back, or begin a new session"

@@ -25,7 +25,7 @@ from ..telemetry.keys import Keys
 from ..types.events import FileChange, ModelCall, Notice, Record
 from ..types.result import FileRef, Persistence, Result
 from ..workspace.artifacts import Collected
-from . import transcript
+from . import loss, transcript
 from .hold import forget, masker_of, settled_by
 from .persistence import Behalf
 from .shelf import blobs_of, shelve
@@ -117,6 +117,8 @@ async def finish(
         except _MarkedSince as since:  # what was marked is seen where it cannot change, so nobody looks before
             left = await _collect(live, replace(left, marked=since.marked))
     live.marked = left.marked
+    if loss.is_told(running.events):
+        live.dirs.forget_loss()
     settled = replace(settled_by(ending.stored, outcome), finished=ending.stored.finished + 1, native=end.native)
     live.hold.learn(replace(settled, **{name: value for name, value in end.program.items() if name != "status"}))
     live.ended(end.result, settled.native_id)

@@ -19,7 +19,7 @@ from .. import keeper
 from ..keeper import KeeperAddress
 from ..sandboxes.docker.unused import unused
 from ..store import Store, queries
-from ..workspace import SessionDirs, layout
+from ..workspace import SessionDirs, layout, native
 from . import retention
 from .identity import lock_is_free, machine_id
 from .settings import Settings
@@ -49,6 +49,7 @@ async def unowned(data_dir: str, store: Store | None) -> list[Leftover]:
         found += _keepers_without_a_session(keepers, sessions, data_dir)
         found += _processes_of_dead_keepers(sessions)
         found += _logs(sessions, data_dir, keepers)
+        found += _homes(sessions, data_dir)
         found += _dead_hosts(hosts, store)
         found += _locks(hosts, data_dir)
         found += _folders(sessions, data_dir)
@@ -169,6 +170,13 @@ def _logs(sessions: Sequence[Row[Any]], data_dir: str, keepers: Sequence[keeper.
         for path in _entries(SessionDirs.of(data_dir, row.key).keepers):
             if path != own and path not in running:
                 yield Leftover(f"log of a program that is over: {path}", _call(shutil.rmtree, path))
+
+
+def _homes(sessions: Sequence[Row[Any]], data_dir: str) -> Iterator[Leftover]:
+    """What was in a program's home when it refused to go on with that."""
+    for row in sessions:
+        for path in native.set_aside(SessionDirs.of(data_dir, row.key).home) if not row.busy else ():
+            yield Leftover(f"home of session {row.key} that was set aside: {path}", _call(shutil.rmtree, path))
 
 
 def _folders(sessions: Sequence[Row[Any]], data_dir: str) -> Iterator[Leftover]:

@@ -77,6 +77,7 @@ class Hold:
         ``branch`` it is one that was just started in that conversation, or can begin it, unless it runs the turn already."""
         stored = await self.known(lease)
         stays = branch is None or (branch.at is None and self._runtime.capabilities.fresh)
+        fingerprint = await asyncio.to_thread(place.fingerprint)
         program = self.program
         if (
             program is not None
@@ -85,7 +86,7 @@ class Hold:
             and program.usable
             and stored.progress
             and stored.progress["turn"] in (None, running.turn)
-            and program.fingerprint == place.fingerprint()
+            and program.fingerprint == fingerprint
         ):
             assert stored.program is not None
             self._open_route(program.token, program.tool_token, stored.program["address"]["pid"], place)
@@ -102,7 +103,7 @@ class Hold:
                 given = await self.program.was_given(running.turn)
                 mid_turn = recovered and (given or progress.turn == running.turn)
                 idle = progress.turn is None and self.program.usable
-                if mid_turn or (stays and idle and self.program.fingerprint == place.fingerprint()):
+                if mid_turn or (stays and idle and self.program.fingerprint == fingerprint):
                     begins = None if mid_turn else branch
                     return await self._stay(lease, self.program, progress, self._arrived("attached"), begins)
                 await self.end()

@@ -43,6 +43,7 @@ async def restore(live: LiveSession, id: str) -> None:
             await asyncio.to_thread(snapshots.restore, live.sandbox.root, live.dirs.snapshots, id)
         except KeyError:
             raise SandboxError(f"Session {live.key!r} has no snapshot {id!r}.") from None
+        live.dirs.forget_loss()
         await _note(live, lease, SnapshotRestored(id))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from time import time
 from typing import TYPE_CHECKING, Any
 
+from .. import ladder
 from ..answer import settle
 from ..ladder import OtherVersion, Place
 from ..outcome import Outcome
@@ -20,10 +21,11 @@ from ..store.inbox import Turn as StoredTurn
 from ..store.queries import Lease
 from ..turn import Bounds, run_turn
 from ..types.errors import HarnessError, LeaseLost, SandboxError, StoreError
-from ..types.events import Answered, Approval, ModelCall, Record, Started
+from ..types.events import Answered, Approval, ModelCall, Notice, Record, Started
 from ..types.result import ErrorInfo
 from ..types.runtime import Ended
-from . import transcript
+from ..workspace import native
+from . import loss, transcript
 from .asking import approver
 from .errors import error_code
 from .finish import finish
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from .live import Call, LiveSession
 
 _log = logging.getLogger("hostler")
+_RENEWED = "{} Its private home was set aside ({}) and made anew, with the conversation as it was saved."
 
 
 async def run(live: LiveSession, turn: StoredTurn, lease: Lease, call: Call) -> None:
@@ -67,6 +70,9 @@ async def run(live: LiveSession, turn: StoredTurn, lease: Lease, call: Call) -> 
         behalf = Behalf(turn.id, turn.input["extra_body"], call.loop, running.stopping)
         strict = rules.get("on_persistence_error") == "raise"
         await live.persistent.begin(lease, behalf, recovered=recovered, strict=strict)
+        if live.sandbox.root == live.dirs.session:
+            had = (await live.hold.known(lease)).finished > 0
+            await asyncio.to_thread(live.dirs.make_workspace, had=had)
         looking = live.hold.looking = asyncio.create_task(asyncio.to_thread(live.watch.begin, turn.id))
         try:
             said, outcome = await _speak(live, turn, lease, running, place, call, looking, recovered)
@@ -108,13 +114,15 @@ async def _speak(
     """Bring the program to the conversation that the turn goes on with, and run the turn. ``looking`` sees what the
     workspace is like before it."""
     refused: str | None = None
+    renewed: native.Renewed | None = None
+    fork_refused: str | None = None
     output = held(place.rules.get("output"), call.output, live.options.output)
     while True:
         stored = await live.hold.known(lease)
         said = await transcript.saying(
-            turn, live.id, stored, live.host.store, live.runtime.capabilities, live.roots, refused=refused
+            turn, live.id, stored, live.host.store, live.runtime.capabilities, live.roots, refused=fork_refused
         )
-        reached = await live.hold.reach(place, lease, running, recovered, said.branch)
+        reached = await live.hold.reach(place, lease, running, recovered and refused is None, said.branch)
         if isinstance(reached, Outcome):
             if output is not None:
                 end, _ = await settle(output, reached.ended, running.events, stop=None, last=True)
@@ -125,9 +133,12 @@ async def _speak(
             await looking
         running.spoken = True
         started = Started(reached.resumed, lease.epoch, recovered)
+        notices = said.notices if reached.progress.turn != turn.id else ()
+        if renewed is not None:
+            notices = (Notice("home_renewed", _RENEWED.format(refused, renewed.aside)),)
         outcome = await run_turn(
             running,
-            (started, *reached.notices, *(said.notices if reached.progress.turn != turn.id else ())),
+            (started, *reached.notices, *notices, *loss.notices(live, running)),
             reached.program,
             reached.progress,
             live.runtime.codec,
@@ -145,9 +156,19 @@ async def _speak(
             approver(live, running, turn.input["extra_body"], call),
             output,
         )
-        if (refused := transcript.refusal(said, outcome, running.events)) is None:
+        if (refused := transcript.refusal(outcome, running.events)) is None:
             return said, outcome
         await live.hold.end()
+        if said.branch is not None and said.branch.at is not None:
+            fork_refused = refused
+            continue
+        if renewed is not None:  # it was not for what else is in its home
+            await asyncio.to_thread(renewed.undo)
+            return said, outcome
+        if reached.resumed == "native" and not reached.progress.frame:
+            renewed = await asyncio.to_thread(ladder.renew_home, stored, place)
+        if renewed is None:
+            return said, outcome
 
 
 async def _slot(live: LiveSession, running: Running, recovered: bool) -> bool:

@@ -126,10 +126,10 @@ def note(
         spoken.note(conn, turn.session, turn.first, None)
 
 
-def refusal(said: Saying, outcome: Outcome, events: Sequence[Journalled]) -> str | None:
-    """The words of a program that cannot fork its conversation there (it may have compacted it, or lost it), and has said
-    so before it asked its model anything."""
+def refusal(outcome: Outcome, events: Sequence[Journalled]) -> str | None:
+    """The words of a program that cannot go on with its conversation, or fork it there (it may have compacted it, or lost
+    it), and has said so before it asked its model anything."""
     error = outcome.ended.error
-    if said.branch is None or said.branch.at is None or error is None or error.code != "state_incompatible":
+    if error is None or error.code != "state_incompatible":
         return None
     return None if any(isinstance(event, ModelCall) for event, _ in events) else error.message

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,28 @@ class SessionDirs:
         for folder in (self.root, *(getattr(self, name) for name in _FOLDERS)):
             make_folder(folder)
 
+    def make_workspace(self, *, had: bool) -> None:
+        """Make the owned workspace when it is gone. That of a session that ``had`` turns is lost, which stays known until
+        it is told."""
+        if which(self.session) is None:
+            if had:
+                make_folder(self.private)
+                Path(self._lost).touch(mode=0o600)
+            make_folder(self.session)
+
+    @property
+    def workspace_lost(self) -> bool:
+        return os.path.exists(self._lost)
+
+    def forget_loss(self) -> None:
+        """It was told, or what was in the workspace was put back."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._lost)
+
+    @property
+    def _lost(self) -> str:
+        return os.path.join(self.private, "workspace-lost")
+
     @property
     def used(self) -> bool:
         """Whether a program of the session has been here."""
@@ -166,6 +189,27 @@ def prepare(data_dir: str | os.PathLike[str]) -> str:
     except OSError as error:
         raise SandboxError(f"The data dir {str(path)!r} cannot be made or written: {error.strerror}.") from None
     return str(path)
+
+
+def which(folder: str) -> tuple[int, int] | None:
+    """Which directory it is, whatever is in it: another one under the same name differs. None where there is none; a link
+    to one is none."""
+    try:
+        info = os.lstat(folder)
+    except OSError:
+        return None
+    return (info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else None
+
+
+def check_there(workdir: str, key: str) -> None:
+    """Raise SandboxError when the working directory of the session with this key is gone, or something else by now."""
+    if which(workdir) is None:
+        now = (
+            "gone" if not os.path.lexists(workdir) else "a link now" if os.path.islink(workdir) else "no directory now"
+        )
+        raise SandboxError(
+            f"The working directory of session {key!r} is {now}: {workdir}. Put it back, or begin a new session."
+        )
 
 
 def check_apart(data_dir: str | os.PathLike[str], workdir: str | os.PathLike[str]) -> None:

@@ -45,11 +45,19 @@ class Index:
 
 def newest(folder: str) -> Index | None:
     """The last snapshot in a folder that can be read."""
-    names = sorted((name for name in os.listdir(folder) if name.endswith(SUFFIX)), key=lambda name: (len(name), name))
-    for name in reversed(names):
+    for id in reversed(ids(folder)):
         with contextlib.suppress(OSError, ValueError, KeyError):
-            return read(folder, name.removesuffix(SUFFIX))
+            return read(folder, id)
     return None
+
+
+def ids(folder: str) -> list[str]:
+    """The snapshots in a folder, the oldest first."""
+    try:
+        names = [name.removesuffix(SUFFIX) for name in os.listdir(folder) if name.endswith(SUFFIX)]
+    except FileNotFoundError:
+        return []
+    return sorted(names, key=lambda name: (len(name), name))
 
 
 def read(folder: str, id: str) -> Index:

@@ -72,6 +72,13 @@ def restorable(target_dir: str, manifest: Mapping[str, Any] | None) -> bool:
     return bool(files) and all(is_sound_copy(target_dir, item) for item in files)
 
 
+def exceeds(root: Root, target_dir: str, item: Mapping[str, Any]) -> bool:
+    """Whether what is in home is sound and may hold what its copy does not. A log that has not grown does not; of other
+    files nobody knows."""
+    more = item["bytes"] + 1 if item["kind"] == "jsonl" else _least(target_dir, item)
+    return _status(root, item["path"], item["kind"], more) == "ok"
+
+
 def restore(target_dir: str, home: str, manifest: Mapping[str, Any]) -> None:
     """Put back what is missing or damaged in home, exactly as far as the manifest counts. Raises SessionLost."""
     root = Root(home)
