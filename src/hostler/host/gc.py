@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import tempfile
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from .. import keeper
+from .. import keeper, removal
 from ..keeper import KeeperAddress
 from ..sandboxes.docker.unused import unused
 from ..store import Store, queries
@@ -117,7 +116,7 @@ def _endpoint_dirs() -> Iterator[Leftover]:
                 and not _is_young(entry.path)
                 and not _answers(os.path.join(entry.path, _ENDPOINT))
             ):
-                yield Leftover(f"endpoint folder of a dead app: {entry.path}", _call(shutil.rmtree, entry.path))
+                yield Leftover(f"endpoint folder of a dead app: {entry.path}", _call(removal.erase, entry.path))
 
 
 def _answers(path: str) -> bool:
@@ -168,7 +167,7 @@ def _logs(sessions: Sequence[Row[Any]], data_dir: str, keepers: Sequence[keeper.
         own = row.program["address"]["dir"] if row.program else None
         for path in _entries(SessionDirs.of(data_dir, row.key).keepers):
             if path != own and path not in running:
-                yield Leftover(f"log of a program that is over: {path}", _call(shutil.rmtree, path))
+                yield Leftover(f"log of a program that is over: {path}", _call(removal.erase, path))
 
 
 def _folders(sessions: Sequence[Row[Any]], data_dir: str) -> Iterator[Leftover]:

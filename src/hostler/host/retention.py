@@ -48,7 +48,8 @@ async def retired(data_dir: str, store: Store, settings: Settings) -> list[Retir
 
 
 async def remove(data_dir: str, store: Store, session: Expired) -> bool:
-    """Erase it with all that belongs to it, unless it was used meanwhile."""
+    """Erase it with all that belongs to it, unless it was used meanwhile. Raises OSError when not all files could be
+    removed; `hostler gc` finds what is left."""
     removed = await store.write(lambda conn: queries.delete_unused(conn, session), durable=True)
     if removed and (aside := await asyncio.to_thread(SessionDirs.of(data_dir, session.key).set_aside)) is not None:
         await asyncio.to_thread(layout.erase, aside)
@@ -73,7 +74,8 @@ async def erase(host: Host, row: Row[Any]) -> None:
             await host.free(lease, row.status)
         raise
     if aside is not None:
-        await asyncio.to_thread(layout.erase, aside)
+        with contextlib.suppress(OSError):  # the session is gone; gc finds what is left of its files
+            await asyncio.to_thread(layout.erase, aside)
 
 
 def _days(seconds: float) -> str:

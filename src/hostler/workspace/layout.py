@@ -8,11 +8,11 @@ import json
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import removal
 from ..types.errors import SandboxError
 from ..types.sandbox import Folders
 from .confined import make_folder
@@ -124,10 +124,22 @@ class SessionDirs:
 
 
 def erase(root: str) -> None:
-    """Remove the folders of a session that were set aside, wherever they are."""
+    """Remove the folders of a session that were set aside, wherever they are. What cannot be removed does not keep the
+    rest and can be found by ``root`` again; then the first OSError is raised."""
+    failed: OSError | None = None
     for path in _elsewhere(root).values():
-        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
-    shutil.rmtree(root, ignore_errors=True)
+        try:
+            removal.erase(os.path.dirname(path))
+        except OSError as error:
+            failed = failed or error
+    if failed is None:
+        removal.erase(root)
+        return
+    for name in os.listdir(root):
+        if name != _ELSEWHERE:
+            with contextlib.suppress(OSError):
+                removal.erase(os.path.join(root, name))
+    raise failed
 
 
 def _elsewhere(root: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from .. import removal
 from .snapshot_index import File, Index, data, seen
 
 _CHUNK = 1 << 20
@@ -162,34 +163,13 @@ def _made(parent: int, name: str) -> int:
     if info is None:
         os.mkdir(name, 0o700, dir_fd=parent)
     elif not info.st_mode & stat.S_IRUSR:
-        _unlock(parent, name)
+        removal.unlock(parent, name)
     return os.open(name, _FOLDER, dir_fd=parent)
 
 
-def _unlock(parent: int, name: str) -> None:
-    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-    try:
-        os.chmod(f"/proc/self/fd/{fd}", 0o700)
-    finally:
-        os.close(fd)
-
-
 def _remove(parent: int, name: str) -> None:
-    info = _stat(parent, name)
-    if info is None:
-        return
-    if not stat.S_ISDIR(info.st_mode):
-        os.unlink(name, dir_fd=parent)
-        return
-    if info.st_mode & 0o700 != 0o700:
-        _unlock(parent, name)
-    fd = os.open(name, _FOLDER, dir_fd=parent)
-    try:
-        for inner in os.listdir(fd):
-            _remove(fd, inner)
-    finally:
-        os.close(fd)
-    os.rmdir(name, dir_fd=parent)
+    with contextlib.suppress(FileNotFoundError):
+        removal.remove(parent, name)
 
 
 def _link(parent: int, name: str, target: str) -> None:
