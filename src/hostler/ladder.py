@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from . import keeper, removal, skills
+from . import keeper, skills
 from .endpoint import TOOLS_PATH, Route
 from .keeper import KeeperAddress, KeeperError, KeeperRefused, KeeperSpec
 from .program import Program
 from .progress import Progress, begun
+from .removal import remove_path
 from .types.errors import (
     CapabilityUnsupported,
     HarnessError,
@@ -232,7 +233,7 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
     if branch is not None and branch.at is not None and native_id is None:
         raise SessionLost(f"Session {stored.key!r} has no conversation of {runtime.name} that could be forked.")
     with contextlib.suppress(OSError):
-        await asyncio.to_thread(removal.erase, dirs.keepers)  # logs of programs that are over
+        await asyncio.to_thread(remove_path, dirs.keepers)  # logs of programs that are over
     token = secrets.token_urlsafe(24)
     tool_token = secrets.token_urlsafe(24) if place.tools else None
     mark = secrets.token_hex(16)

@@ -13,7 +13,7 @@ _PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def remove(parent: int, name: str) -> None:
+def remove_at(parent: int, name: str) -> None:
     """Remove a file, a link itself, or a folder with all that is in it, from the open folder ``parent``. What cannot be
     removed does not keep the rest; then the first OSError is raised."""
     if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -30,12 +30,12 @@ def remove(parent: int, name: str) -> None:
     os.rmdir(name, dir_fd=parent)
 
 
-def erase(path: str) -> None:
+def remove_path(path: str) -> None:
     """The same by its path; that there is nothing is fine."""
     with contextlib.suppress(FileNotFoundError):
         parent = os.open(os.path.dirname(path), _PASS & ~os.O_NOFOLLOW)
         try:
-            remove(parent, os.path.basename(path))
+            remove_at(parent, os.path.basename(path))
         finally:
             os.close(parent)
 

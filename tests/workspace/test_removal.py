@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import deep
 
-from hostler import removal
+from hostler.removal import remove_path
 from hostler.workspace import Root, SessionDirs, layout, snapshots
 from hostler.workspace.confined import clear_folder
 
@@ -31,11 +31,11 @@ def tree(tmp_path: Path) -> Path:
 
 def test_a_deep_tree_goes_and_no_link_is_followed(tree: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    removal.erase(str(tree))
+    remove_path(str(tree))
     assert not tree.exists()
     assert (tree.parent / "outside" / "kept").read_text() == "x"
     assert len(os.listdir("/proc/self/fd")) == before
-    removal.erase(str(tree))  # there is nothing
+    remove_path(str(tree))  # there is nothing
 
 
 def test_the_app_can_remove_it_from_a_workspace(tree: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_cannot_be_removed_does_not_keep_the_rest(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "unlink", refuse)
     with pytest.raises(PermissionError):
-        removal.erase(str(tmp_path / "tree"))
+        remove_path(str(tmp_path / "tree"))
     assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == [
         "tree",
         "tree/b",
@@ -107,7 +107,7 @@ def test_folders_elsewhere_that_cannot_be_removed_are_found_again(
 
 _CLOSED = """
 import os, sys
-from hostler import removal
+from hostler.removal import remove_path
 os.chdir(sys.argv[1])
 if os.geteuid() == 0:
     os.setgid(65534)
@@ -116,7 +116,7 @@ os.makedirs("tree/closed/inner")
 open("tree/closed/inner/file", "w").close()
 for path, mode in (("tree/closed/inner", 0o500), ("tree/closed", 0), ("tree", 0o100)):
     os.chmod(path, mode)
-removal.erase(os.path.join(sys.argv[1], "tree"))
+remove_path(os.path.join(sys.argv[1], "tree"))
 print(os.listdir("."))
 """
 

@@ -14,11 +14,12 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from .. import keeper, removal
+from .. import keeper
 from ..keeper import KeeperAddress
+from ..removal import remove_path
 from ..sandboxes.docker.unused import unused
 from ..store import Store, queries
-from ..workspace import SessionDirs, layout
+from ..workspace import SessionDirs, layout, unfinished
 from . import retention
 from .identity import lock_is_free, machine_id
 from .settings import Settings
@@ -116,7 +117,7 @@ def _endpoint_dirs() -> Iterator[Leftover]:
                 and not _is_young(entry.path)
                 and not _answers(os.path.join(entry.path, _ENDPOINT))
             ):
-                yield Leftover(f"endpoint folder of a dead app: {entry.path}", _call(removal.erase, entry.path))
+                yield Leftover(f"endpoint folder of a dead app: {entry.path}", _call(remove_path, entry.path))
 
 
 def _answers(path: str) -> bool:
@@ -167,13 +168,13 @@ def _logs(sessions: Sequence[Row[Any]], data_dir: str, keepers: Sequence[keeper.
         own = row.program["address"]["dir"] if row.program else None
         for path in _entries(SessionDirs.of(data_dir, row.key).keepers):
             if path != own and path not in running:
-                yield Leftover(f"log of a program that is over: {path}", _call(removal.erase, path))
+                yield Leftover(f"log of a program that is over: {path}", _call(remove_path, path))
 
 
 def _folders(sessions: Sequence[Row[Any]], data_dir: str) -> Iterator[Leftover]:
     known = {SessionDirs.of(data_dir, row.key).root for row in sessions}
     for path in _entries(os.path.join(os.path.realpath(data_dir), "sessions")):
-        if path not in known and not _is_young(path):
+        if path not in known and not _is_young(path) and not unfinished.is_made(os.path.join(path, layout.FORKING)):
             what = (
                 "a deleted session"
                 if os.path.basename(path).startswith(".")

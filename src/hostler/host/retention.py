@@ -17,7 +17,7 @@ from ..keeper import KeeperAddress
 from ..store import Store, queries
 from ..store.queries import Expired
 from ..types.errors import HarnessError, SessionBusy
-from ..workspace import SessionDirs, layout
+from ..workspace import SessionDirs, layout, unfinished
 from .persistence import uncommitted
 from .settings import Settings
 
@@ -75,6 +75,18 @@ async def erase(host: Host, row: Row[Any]) -> None:
         raise
     if aside is not None:
         with contextlib.suppress(OSError):  # the session is gone; gc finds what is left of its files
+            await asyncio.to_thread(layout.erase, aside)
+
+
+async def clear(host: Host, key: str) -> None:
+    """Remove what a fork into this key has left that was killed before it was in the store, so that the key can be used."""
+    dirs = SessionDirs.of(host.data_dir, key)
+    with unfinished.left(dirs.forking) as found:
+        if found is None or await host.store.read(lambda conn: queries.find_session(conn, key)) is not None:
+            return
+        aside = await asyncio.to_thread(dirs.set_aside)
+    if aside is not None:
+        with contextlib.suppress(OSError):
             await asyncio.to_thread(layout.erase, aside)
 
 

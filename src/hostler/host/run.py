@@ -23,6 +23,7 @@ from ..types.errors import HarnessError, LeaseLost, SandboxError, StoreError
 from ..types.events import Answered, Approval, ModelCall, Record, Started
 from ..types.result import ErrorInfo
 from ..types.runtime import Ended
+from ..workspace import snapshots
 from . import transcript
 from .asking import approver
 from .errors import error_code
@@ -67,7 +68,7 @@ async def run(live: LiveSession, turn: StoredTurn, lease: Lease, call: Call) -> 
         behalf = Behalf(turn.id, turn.input["extra_body"], call.loop, running.stopping)
         strict = rules.get("on_persistence_error") == "raise"
         await live.persistent.begin(lease, behalf, recovered=recovered, strict=strict)
-        looking = live.hold.looking = asyncio.create_task(asyncio.to_thread(live.watch.begin, turn.id))
+        looking = live.hold.looking = asyncio.create_task(asyncio.to_thread(_look, live, turn.id))
         try:
             said, outcome = await _speak(live, turn, lease, running, place, call, looking, recovered)
         finally:
@@ -87,6 +88,13 @@ async def run(live: LiveSession, turn: StoredTurn, lease: Lease, call: Call) -> 
         why = f"hostler failed in this turn: {type(error).__name__}: {error}"
         outcome = Outcome(Ended("error", error=ErrorInfo("internal_error", why)))
     await finish(live, turn, lease, running, outcome, place, said, call)
+
+
+def _look(live: LiveSession, turn: str) -> None:
+    snapshots.tidy(
+        live.sandbox.root, live.dirs.snapshots
+    )  # what an app left that was killed is no change of the turn's
+    live.watch.begin(turn)
 
 
 async def _not_in_mid_turn(live: LiveSession, running: Running) -> None:

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
-from .. import removal
+from ..removal import remove_at
 from ..types.errors import PathError
 from ..types.result import FileEntry
 
@@ -161,7 +161,7 @@ class Root:
     def remove(self, path: str) -> None:
         """Remove a file, a link (never what it points to) or a directory with all that is in it."""
         with self._parent(path) as (parent, name), self._explained(path, parent, name):
-            removal.remove(parent, name)
+            remove_at(parent, name)
 
     def mkdirs(self, path: str) -> None:
         """Make a directory and its missing parents."""

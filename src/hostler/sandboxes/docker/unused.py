@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ... import removal
+from ...removal import remove_path
 from ...types.errors import SandboxError
 from . import container
 from .daemon import Daemon, address, connected
@@ -91,7 +91,7 @@ def _places(where: str, names: set[str], now: float) -> Iterator[Unused]:
 
 
 def _erasure(place: Place) -> Callable[[], object]:
-    return lambda: removal.erase(place.path)
+    return lambda: remove_path(place.path)
 
 
 def _seconds(text: str) -> float:
