@@ -28,15 +28,11 @@ from hostler.host import rest
 from hostler.workspace import SessionDirs, snapshot_restore
 
 where, options, step = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
-copy, rename, write = rest.snapshots.copy, os.rename, snapshot_restore._write_at
+rename, write = os.rename, snapshot_restore._write_at
 second = SessionDirs.of(where, "second").root
 
 def kill(*given):
     os.kill(os.getpid(), 9)
-
-def copied(*given):
-    copy(*given)
-    kill()
 
 def renamed(source, target):
     rename(source, target)
@@ -47,8 +43,8 @@ def written(*given):
     write(*given)
     kill()
 
-if step == "copied":
-    rest.snapshots.copy = copied
+if step == "copying":
+    rest.snapshots.restore = kill
 elif step == "renamed":
     os.rename = renamed
 session = hostler.create_harness(host=hostler.local_host(where), runtime=FAKE, **options).sessions.get("first")
@@ -85,7 +81,7 @@ def first_of(harness: hostler.HarnessProfile) -> Any:
 
 
 @pytest.mark.parametrize("again", ["fork", "make"])
-@pytest.mark.parametrize("step", ["copied", "renamed"])
+@pytest.mark.parametrize("step", ["copying", "renamed"])
 def test_a_fork_that_is_cut_off_does_not_keep_its_key(
     step: str, again: str, harness: hostler.HarnessProfile, models: ModelServer, state_dir: Path
 ) -> None:
