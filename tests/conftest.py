@@ -152,6 +152,22 @@ def workspace(tmp_path: Path) -> Path:
     return path
 
 
+def deep(path: Path, depth: int, link: Path | None = None) -> None:
+    """Folders in each other, as an agent makes them with a loop; each with a file beside the next one. At their end,
+    maybe a link."""
+    path.mkdir(parents=True)
+    fd = os.open(path, os.O_RDONLY)
+    for _ in range(depth):
+        os.close(os.open("f", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=fd))
+        os.mkdir("d", dir_fd=fd)
+        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    if link is not None:
+        os.symlink(link, "link", dir_fd=fd)
+    os.close(fd)
+
+
 def keepers_of(state_dir: Path) -> list[psutil.Process]:
     """The keepers that the store of this state dir names and that live."""
     if not (state_dir / "store.db").exists():

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from .endpoint import TOOLS_PATH, Route
 from .keeper import KeeperAddress, KeeperError, KeeperRefused, KeeperSpec
 from .program import Program
 from .progress import Progress, begun
+from .removal import remove_path
 from .types.errors import (
     CapabilityUnsupported,
     HarnessError,
@@ -231,7 +231,8 @@ async def launch(stored: Stored, place: Place, branch: Branch | None = None) -> 
     native_id = None if fresh else await asyncio.to_thread(_restore, stored, place)
     if branch is not None and branch.at is not None and native_id is None:
         raise SessionLost(f"Session {stored.key!r} has no conversation of {runtime.name} that could be forked.")
-    await asyncio.to_thread(shutil.rmtree, dirs.keepers, True)  # logs of programs that are over
+    with contextlib.suppress(OSError):
+        await asyncio.to_thread(remove_path, dirs.keepers)  # logs of programs that are over
     token = secrets.token_urlsafe(24)
     tool_token = secrets.token_urlsafe(24) if place.tools else None
     mark = secrets.token_hex(16)

@@ -15,7 +15,7 @@ from sqlalchemy import Row
 from . import ladder, portal, skills
 from .artifacts import ArtifactsCore
 from .files import FilesCore
-from .host import Host, implicit_host
+from .host import Host, implicit_host, retention
 from .host.hold import stored_of
 from .host.live import LiveSession, route_of
 from .options import read_options
@@ -31,7 +31,7 @@ from .types.options import Options
 from .types.runtime import AcpAgent, Harness, Runtime, acp_agent, check_harness
 from .types.sandbox import Sandbox
 from .types.state import State
-from .workspace import SessionDirs, Workspace, check_apart, check_there
+from .workspace import SessionDirs, Workspace, check_apart, check_there, snapshots
 from .workspace.blobs import Blobs
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ async def make(
     rules."""
     runtime = runtime_for(harness)
     refuse_unheld(runtime, options, confined=True)
+    await retention.clear(host, key)
     dirs = SessionDirs.of(host.data_dir, key)
     tools = await _tools(options, dirs, runtime)
     sandbox, own_sandbox = await _sandbox(options.sandbox, dirs, host)
@@ -175,6 +176,7 @@ async def again(
     if live is not None:
         live.renew(options, rules, tools, sandbox)
         return host.keep(live)
+    await asyncio.to_thread(_tidy, sandbox, dirs)
     live = LiveSession(host, row, runtime, sandbox, dirs, options, tools, _reach)
     live.rules = rules
     try:
@@ -185,6 +187,12 @@ async def again(
     live = host.keep(live)
     live.serve()  # a turn that a dead host left is brought to its Done
     return live
+
+
+def _tidy(sandbox: Sandbox, dirs: SessionDirs) -> None:
+    """Put in order what a killed app has left of a fork or a restore."""
+    dirs.settle()
+    snapshots.tidy(sandbox.root, dirs.snapshots)
 
 
 _COMMAND = "command"  # the rule that holds an ACP agent's command

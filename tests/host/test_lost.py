@@ -176,7 +176,7 @@ def test_a_deletion_that_is_cut_leaves_nothing_to_the_next_of_that_key(
     session.files.write("a", b"1")
     from hostler.workspace import layout
 
-    monkeypatch.setattr(layout.shutil, "rmtree", lambda *given, **more: None)  # killed before it came to that
+    monkeypatch.setattr(layout, "erase", lambda root: None)  # killed before it came to that
     harness.sessions.delete("chat")
     monkeypatch.undo()
     again = harness.sessions.get_or_create("chat")

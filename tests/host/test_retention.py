@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import deep
 from tests.sessions.programs import FAKE_PROGRAM
 
 import hostler
 from hostler.testing.model_server import ModelServer
+from hostler.workspace import layout
 
 FAKE = FAKE_PROGRAM.harness
 DAY = 86400
@@ -41,7 +44,7 @@ def keys(state_dir: Path) -> set[str]:
         database.close()
 
 
-def opened_elsewhere(state_dir: Path) -> None:
+def opened_elsewhere(state_dir: Path, seconds: float = 0.5) -> None:
     """Another app opens the store, and has time to look around."""
     code = f"""
 import asyncio
@@ -49,7 +52,7 @@ from hostler import portal
 from hostler.host import Host
 async def work():
     host = await Host.open({str(state_dir)!r})
-    await asyncio.sleep(0.5)
+    await asyncio.sleep({seconds})
     await host.close()
 portal.run(work())
 """
@@ -121,3 +124,32 @@ def test_one_that_is_in_use_stays(options: dict[str, Any], state_dir: Path) -> N
     opened_elsewhere(state_dir)
     assert len(keys(state_dir)) == 1
     assert stream.wait().stop_reason == "done"
+
+
+@pytest.mark.parametrize("how", ["delete", "retention", "gc"])
+def test_a_deep_tree_keeps_nothing(
+    how: str, options: dict[str, Any], state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an agent has nested so deeply that Python cannot recurse through it goes like anything else."""
+    harness = hostler.create_harness(host=hostler.local_host(data_dir=state_dir), runtime=FAKE, **options)
+    for _ in range(2):
+        with hostler.agent_session(FAKE, **options) as session:
+            session.run("hello")
+            deep(Path(session.workdir) / "deep", 1500)
+    folders = state_dir / "sessions"
+    if how == "retention":
+        monkeypatch.setenv("HOSTLER_RETENTION", str(DAY))
+        age(state_dir, 2)
+        opened_elsewhere(state_dir, 4)
+    else:
+        with monkeypatch.context() as patch:
+            if how == "gc":  # the app is killed before it comes to that
+                patch.setattr(layout, "erase", lambda root: None)
+            for info in harness.sessions.list():
+                harness.sessions.delete(info.id)
+        for left in folders.iterdir():
+            os.utime(left, (1, 1))
+            run = [sys.executable, "-m", "hostler.cli", "gc", "--data-dir", str(state_dir)]
+            subprocess.run(run, check=True, timeout=30)
+    assert keys(state_dir) == set()
+    assert list(folders.iterdir()) == []

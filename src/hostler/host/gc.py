@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import tempfile
 import time
@@ -17,9 +16,10 @@ from sqlalchemy import Row
 
 from .. import keeper
 from ..keeper import KeeperAddress
+from ..removal import remove_path
 from ..sandboxes.docker.unused import unused
 from ..store import Store, queries
-from ..workspace import SessionDirs, layout, native
+from ..workspace import SessionDirs, layout, native, unfinished
 from . import retention
 from .identity import lock_is_free, machine_id
 from .settings import Settings
@@ -118,7 +118,7 @@ def _endpoint_dirs() -> Iterator[Leftover]:
                 and not _is_young(entry.path)
                 and not _answers(os.path.join(entry.path, _ENDPOINT))
             ):
-                yield Leftover(f"endpoint folder of a dead app: {entry.path}", _call(shutil.rmtree, entry.path))
+                yield Leftover(f"endpoint folder of a dead app: {entry.path}", _call(remove_path, entry.path))
 
 
 def _answers(path: str) -> bool:
@@ -169,20 +169,20 @@ def _logs(sessions: Sequence[Row[Any]], data_dir: str, keepers: Sequence[keeper.
         own = row.program["address"]["dir"] if row.program else None
         for path in _entries(SessionDirs.of(data_dir, row.key).keepers):
             if path != own and path not in running:
-                yield Leftover(f"log of a program that is over: {path}", _call(shutil.rmtree, path))
+                yield Leftover(f"log of a program that is over: {path}", _call(remove_path, path))
 
 
 def _homes(sessions: Sequence[Row[Any]], data_dir: str) -> Iterator[Leftover]:
     """What was in a program's home when it refused to go on with that."""
     for row in sessions:
         for path in native.set_aside(SessionDirs.of(data_dir, row.key).home) if not row.busy else ():
-            yield Leftover(f"home of session {row.key} that was set aside: {path}", _call(shutil.rmtree, path))
+            yield Leftover(f"home of session {row.key} that was set aside: {path}", _call(remove_path, path))
 
 
 def _folders(sessions: Sequence[Row[Any]], data_dir: str) -> Iterator[Leftover]:
     known = {SessionDirs.of(data_dir, row.key).root for row in sessions}
     for path in _entries(os.path.join(os.path.realpath(data_dir), "sessions")):
-        if path not in known and not _is_young(path):
+        if path not in known and not _is_young(path) and not unfinished.is_made(os.path.join(path, layout.FORKING)):
             what = (
                 "a deleted session"
                 if os.path.basename(path).startswith(".")

@@ -71,13 +71,18 @@ class Hold:
         self._epoch = 0
 
     async def reach(
-        self, place: Place, lease: Lease, running: Running, recovered: bool, branch: Branch | None = None
+        self,
+        place: Place,
+        fingerprint: str,
+        lease: Lease,
+        running: Running,
+        recovered: bool,
+        branch: Branch | None = None,
     ) -> Reached | Outcome:
-        """The program to run the turn with; or, for a turn whose program died with its host, how that ended. With
+        """The program to run the turn with, one of this ``fingerprint`` or a new one; or, for a turn whose program died with its host, how that ended. With
         ``branch`` it is one that was just started in that conversation, or can begin it, unless it runs the turn already."""
         stored = await self.known(lease)
         stays = branch is None or (branch.at is None and self._runtime.capabilities.fresh)
-        fingerprint = await asyncio.to_thread(place.fingerprint)
         program = self.program
         if (
             program is not None

@@ -198,12 +198,11 @@ class Host:
 
     async def _retire(self) -> None:
         """Remove the sessions whose time is over."""
-        try:
+        with contextlib.suppress(HarnessError):  # the next host that opens the store tries again
             for found in await retention.retired(self.data_dir, self.store, self.settings):
                 if found.session.id not in self.sessions:
-                    await retention.remove(self.data_dir, self.store, found.session)
-        except HarnessError:
-            pass  # the next host that opens the store tries again
+                    with contextlib.suppress(OSError):  # what is left of one does not keep the others
+                        await retention.remove(self.data_dir, self.store, found.session)
 
     async def _watch_wishes(self) -> None:
         """Tell the turns that run here what other processes want of them: their end, an answer."""

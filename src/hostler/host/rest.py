@@ -18,8 +18,9 @@ from ..store import inbox, journal, queries, spoken
 from ..store.queries import Lease
 from ..types.errors import CapabilityUnsupported, SandboxError, SessionBusy
 from ..types.events import Forked, HostEvent, SnapshotRestored, SnapshotTaken
-from ..workspace import SessionDirs, snapshots
+from ..workspace import SessionDirs, layout, snapshots, unfinished
 from ..workspace.diffs import printable
+from . import retention
 
 if TYPE_CHECKING:
     from .live import LiveSession
@@ -56,14 +57,16 @@ async def fork(live: LiveSession, key: str) -> Row[Any]:
         )
     if await host.store.read(lambda conn: queries.find_session(conn, key)) is not None:
         raise ValueError(f"There is a session {key!r} already; fork into a new key.")
+    await retention.clear(host, key)
     dirs = SessionDirs.of(host.data_dir, key)
     if dirs.used:
         raise ValueError(
             f"{dirs.root} holds what a lost session {key!r} has left; remove it (hostler gc), or fork elsewhere."
         )
-    async with _at_rest(live) as lease:
+    async with _at_rest(live) as lease, _staged(dirs) as staged:
         row = await host.store.read(lambda conn: queries.get_session(conn, live.id))
-        await asyncio.to_thread(_copy, live, dirs)
+        await asyncio.to_thread(_copy, live, staged)
+        await asyncio.to_thread(dirs.make)  # a sandbox works on a folder that is there
         sandbox = await asyncio.to_thread(live.sandbox.on, dirs.session)
         rules = {**live.rules, "sandbox": choice.stored(sandbox, own=True)}
         new_id = str(uuid.uuid4())
@@ -73,7 +76,9 @@ async def fork(live: LiveSession, key: str) -> Row[Any]:
             "finished": row.finished,
         }
 
-        def create(conn: Connection) -> Row[Any]:
+        def create(conn: Connection) -> tuple[Row[Any], str | None]:
+            if queries.find_session(conn, key) is not None:
+                raise ValueError(f"There is a session {key!r} by now; fork into a new key.")
             made = queries.create_session(
                 conn,
                 key=key,
@@ -87,24 +92,40 @@ async def fork(live: LiveSession, key: str) -> Row[Any]:
                 history=history,
             )
             spoken.copy(conn, live.id, made.id)
-            return made
+            empty = dirs.set_aside()
+            os.rename(staged.root, dirs.root)
+            return made, empty
 
-        made = await host.store.write(create, durable=True)
+        made, empty = await host.store.write(create, durable=True)
+        await asyncio.to_thread(dirs.settle)
+        if empty is not None:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(layout.erase, empty)
         await _note(live, lease, Forked(key))
     return made
 
 
+@contextlib.asynccontextmanager
+async def _staged(dirs: SessionDirs) -> AsyncIterator[SessionDirs]:
+    """Folders for a fork, which take the place of ``dirs`` when it is in the store. Until then they may go at any time."""
+    staged = dirs.staged()
+    try:
+        await asyncio.to_thread(staged.make)
+        with unfinished.begun(staged.forking):
+            yield staged
+    finally:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(layout.erase, staged.root)
+
+
 def _copy(live: LiveSession, dirs: SessionDirs) -> None:
     limit = live.host.settings.snapshot_limit
-    dirs.make()
-    try:
-        for source, target in ((live.sandbox.root, dirs.session), (live.dirs.artifacts, dirs.artifacts)):
-            if os.path.isdir(source):
-                snapshots.copy(source, target, os.path.join(dirs.private, "fork"), limit)
-        shutil.copytree(live.dirs.native, dirs.native, dirs_exist_ok=True)
-    except BaseException:
-        shutil.rmtree(dirs.root, ignore_errors=True)
-        raise
+    for source, target in ((live.sandbox.root, dirs.session), (live.dirs.artifacts, dirs.artifacts)):
+        if os.path.isdir(source):
+            snapshots.copy(source, target, os.path.join(dirs.private, "fork"), limit)
+    for entry in os.scandir(live.dirs.native):
+        if entry.is_file(follow_symlinks=False):
+            shutil.copy2(entry.path, dirs.native, follow_symlinks=False)
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,7 @@ from ..keeper import KeeperAddress
 from ..store import Store, queries
 from ..store.queries import Expired
 from ..types.errors import HarnessError, SessionBusy
-from ..workspace import SessionDirs, layout
+from ..workspace import SessionDirs, layout, unfinished
 from .persistence import uncommitted
 from .settings import Settings
 
@@ -48,7 +48,8 @@ async def retired(data_dir: str, store: Store, settings: Settings) -> list[Retir
 
 
 async def remove(data_dir: str, store: Store, session: Expired) -> bool:
-    """Erase it with all that belongs to it, unless it was used meanwhile."""
+    """Erase it with all that belongs to it, unless it was used meanwhile. Raises OSError when not all files could be
+    removed; `hostler gc` finds what is left."""
     removed = await store.write(lambda conn: queries.delete_unused(conn, session), durable=True)
     if removed and (aside := await asyncio.to_thread(SessionDirs.of(data_dir, session.key).set_aside)) is not None:
         await asyncio.to_thread(layout.erase, aside)
@@ -73,7 +74,20 @@ async def erase(host: Host, row: Row[Any]) -> None:
             await host.free(lease, row.status)
         raise
     if aside is not None:
-        await asyncio.to_thread(layout.erase, aside)
+        with contextlib.suppress(OSError):  # the session is gone; gc finds what is left of its files
+            await asyncio.to_thread(layout.erase, aside)
+
+
+async def clear(host: Host, key: str) -> None:
+    """Remove what a fork into this key has left that was killed before it was in the store, so that the key can be used."""
+    dirs = SessionDirs.of(host.data_dir, key)
+    with unfinished.left(dirs.forking) as found:
+        if found is None or await host.store.read(lambda conn: queries.find_session(conn, key)) is not None:
+            return
+        aside = await asyncio.to_thread(dirs.set_aside)
+    if aside is not None:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(layout.erase, aside)
 
 
 def _days(seconds: float) -> str:

@@ -24,7 +24,7 @@ from ..types.errors import HarnessError, LeaseLost, SandboxError, StoreError
 from ..types.events import Answered, Approval, ModelCall, Notice, Record, Started
 from ..types.result import ErrorInfo
 from ..types.runtime import Ended
-from ..workspace import native
+from ..workspace import native, snapshots
 from . import loss, transcript
 from .asking import approver
 from .errors import error_code
@@ -70,12 +70,11 @@ async def run(live: LiveSession, turn: StoredTurn, lease: Lease, call: Call) -> 
         behalf = Behalf(turn.id, turn.input["extra_body"], call.loop, running.stopping)
         strict = rules.get("on_persistence_error") == "raise"
         await live.persistent.begin(lease, behalf, recovered=recovered, strict=strict)
-        if live.sandbox.root == live.dirs.session:
-            had = (await live.hold.known(lease)).finished > 0
-            await asyncio.to_thread(live.dirs.make_workspace, had=had)
-        looking = live.hold.looking = asyncio.create_task(asyncio.to_thread(live.watch.begin, turn.id))
+        had = (await live.hold.known(lease)).finished > 0
+        fingerprint = await asyncio.to_thread(_prepared, live, place, had=had)
+        looking = live.hold.looking = asyncio.create_task(asyncio.to_thread(_look, live, turn.id))
         try:
-            said, outcome = await _speak(live, turn, lease, running, place, call, looking, recovered)
+            said, outcome = await _speak(live, turn, lease, running, place, fingerprint, call, looking, recovered)
         finally:
             await looking
     except (LeaseLost, StoreError, OtherVersion):
@@ -95,6 +94,19 @@ async def run(live: LiveSession, turn: StoredTurn, lease: Lease, call: Call) -> 
     await finish(live, turn, lease, running, outcome, place, said, call)
 
 
+def _prepared(live: LiveSession, place: Place, *, had: bool) -> str:
+    """Have the workspace there, of a session that ``had`` turns or not; the fingerprint of a program that can be used."""
+    if live.sandbox.root == live.dirs.session:
+        live.dirs.make_workspace(had=had)
+    return place.fingerprint()
+
+
+def _look(live: LiveSession, turn: str) -> None:
+    # What an app left that was killed is no change of the turn's.
+    snapshots.tidy(live.sandbox.root, live.dirs.snapshots)
+    live.watch.begin(turn)
+
+
 async def _not_in_mid_turn(live: LiveSession, running: Running) -> None:
     """The turn failed outside of its program, which may have its prompt: the next turn gets another one."""
     if running.spoken:
@@ -107,6 +119,7 @@ async def _speak(
     lease: Lease,
     running: Running,
     place: Place,
+    fingerprint: str,
     call: Call,
     looking: asyncio.Task[None],
     recovered: bool,
@@ -122,7 +135,7 @@ async def _speak(
         said = await transcript.saying(
             turn, live.id, stored, live.host.store, live.runtime.capabilities, live.roots, refused=fork_refused
         )
-        reached = await live.hold.reach(place, lease, running, recovered and refused is None, said.branch)
+        reached = await live.hold.reach(place, fingerprint, lease, running, recovered and refused is None, said.branch)
         if isinstance(reached, Outcome):
             if output is not None:
                 end, _ = await settle(output, reached.ended, running.events, stop=None, last=True)

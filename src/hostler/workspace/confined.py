@@ -8,11 +8,11 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
+from ..removal import remove_at
 from ..types.errors import PathError
 from ..types.result import FileEntry
 
@@ -161,13 +161,7 @@ class Root:
     def remove(self, path: str) -> None:
         """Remove a file, a link (never what it points to) or a directory with all that is in it."""
         with self._parent(path) as (parent, name), self._explained(path, parent, name):
-            if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-                try:
-                    shutil.rmtree(name, dir_fd=parent)  # by descriptors as well
-                except RecursionError:
-                    raise PathError(f"{path!r} is nested too deeply to be removed.") from None
-            else:
-                os.unlink(name, dir_fd=parent)
+            remove_at(parent, name)
 
     def mkdirs(self, path: str) -> None:
         """Make a directory and its missing parents."""

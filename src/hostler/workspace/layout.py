@@ -8,17 +8,18 @@ import json
 import os
 import re
 import secrets
-import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..removal import remove_path
 from ..types.errors import SandboxError
 from ..types.sandbox import Folders
 from .confined import make_folder
 
 _FOLDERS = ("session", "artifacts", "persistent", "skills", "native", "home", "tmp", "launch", "private")
+FORKING = "forking"  # says that the folders are those of a fork that is not in the store yet; see `unfinished`
 _ELSEWHERE = "elsewhere"  # the file that says where the folders are that a shared sandbox shows
 
 
@@ -125,10 +126,27 @@ class SessionDirs:
         """Whether a program of the session has been here."""
         return any(_has_entries(folder) for folder in (self.home, self.native, self.private))
 
+    @property
+    def forking(self) -> str:
+        """A file that is there until a fork is in the store; see `unfinished`."""
+        return os.path.join(self.root, FORKING)
+
+    def settle(self) -> None:
+        """The session is in the store: whatever becomes of that, its folders are no unfinished fork's any more."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.forking)
+
+    def staged(self) -> SessionDirs:
+        """Folders beside these, which can take their place."""
+        return self._at(self._beside())
+
+    def _beside(self) -> str:
+        above, name = os.path.split(self.root)
+        return os.path.join(above, f".{secrets.token_hex(4)}-{name}")
+
     def set_aside(self) -> str | None:
         """Give the folders of a session that is to be erased another name, so that its key has none; that name."""
-        above, name = os.path.split(self.root)
-        aside = os.path.join(above, f".{secrets.token_hex(4)}-{name}")
+        aside = self._beside()
         try:
             os.rename(self.root, aside)
         except FileNotFoundError:
@@ -147,10 +165,22 @@ class SessionDirs:
 
 
 def erase(root: str) -> None:
-    """Remove the folders of a session that were set aside, wherever they are."""
+    """Remove the folders of a session that were set aside, wherever they are. What cannot be removed does not keep the
+    rest and can be found by ``root`` again; then the first OSError is raised."""
+    failed: OSError | None = None
     for path in _elsewhere(root).values():
-        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
-    shutil.rmtree(root, ignore_errors=True)
+        try:
+            remove_path(os.path.dirname(path))
+        except OSError as error:
+            failed = failed or error
+    if failed is None:
+        remove_path(root)
+        return
+    for name in os.listdir(root):
+        if name != _ELSEWHERE:
+            with contextlib.suppress(OSError):
+                remove_path(os.path.join(root, name))
+    raise failed
 
 
 def _elsewhere(root: str) -> dict[str, str]:

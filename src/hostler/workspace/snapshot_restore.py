@@ -5,28 +5,60 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from ..removal import remove_at, unlock
 from .snapshot_index import File, Index, data, seen
 
 _CHUNK = 1 << 20
+_MAX_DEPTH = 100  # no snapshot holds what lies deeper
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def put_back(root: str, index: Index, pack: BinaryIO) -> None:
-    """Make ``root`` what ``index`` says, with contents from ``pack``. What is as it was is not touched. Raises OSError."""
-    _Restoring(root, index, pack).run()
+def put_back(root: str, index: Index, pack: BinaryIO, temp: str) -> None:
+    """Make ``root`` what ``index`` says, with contents from ``pack``. What is as it was is not touched. A file is written
+    under the name ``temp`` beside its own. Raises OSError."""
+    _Restoring(root, index, pack, temp).run()
+
+
+def remove_temp(root: str, temp: str) -> None:
+    """Remove the file of this name that was not finished, wherever it is in ``root``."""
+    with contextlib.suppress(OSError):
+        fd = os.open(root, _FOLDER)
+        try:
+            _found(fd, temp, _MAX_DEPTH)
+        finally:
+            os.close(fd)
+
+
+def _found(fd: int, temp: str, depth: int) -> bool:
+    """Whether it was here or below, and is removed."""
+    with os.scandir(fd) as found:
+        entries = list(found)
+    for entry in entries:
+        if entry.name == temp and entry.is_file(follow_symlinks=False):
+            os.unlink(temp, dir_fd=fd)
+            return True
+    for entry in entries:
+        if depth and entry.is_dir(follow_symlinks=False):
+            with contextlib.suppress(OSError):
+                child = os.open(entry.name, _FOLDER, dir_fd=fd)
+                try:
+                    if _found(child, temp, depth - 1):
+                        return True
+                finally:
+                    os.close(child)
+    return False
 
 
 class _Restoring:
-    def __init__(self, root: str, index: Index, pack: BinaryIO) -> None:
-        self._root, self._index, self._pack = root, index, pack
+    def __init__(self, root: str, index: Index, pack: BinaryIO, temp: str) -> None:
+        self._root, self._index, self._pack, self._temp = root, index, pack, temp
         self._wanted: dict[str, set[str]] = {"": set()}
         for path in (*index.folders, *index.links, *index.files, *index.same, *index.skipped):
             folder, _, name = path.rpartition("/")
@@ -72,7 +104,7 @@ class _Restoring:
             _remove(parent, name)
         elif info is not None and (was == seen(info) or self._is_same(parent, name, info, file)):
             return
-        temp = f".hostler-{secrets.token_hex(8)}.tmp"
+        temp = self._temp
         fd = os.open(temp, _CREATE, 0o600, dir_fd=parent)
         try:
             os.ftruncate(fd, size)
@@ -162,34 +194,13 @@ def _made(parent: int, name: str) -> int:
     if info is None:
         os.mkdir(name, 0o700, dir_fd=parent)
     elif not info.st_mode & stat.S_IRUSR:
-        _unlock(parent, name)
+        unlock(parent, name)
     return os.open(name, _FOLDER, dir_fd=parent)
 
 
-def _unlock(parent: int, name: str) -> None:
-    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-    try:
-        os.chmod(f"/proc/self/fd/{fd}", 0o700)
-    finally:
-        os.close(fd)
-
-
 def _remove(parent: int, name: str) -> None:
-    info = _stat(parent, name)
-    if info is None:
-        return
-    if not stat.S_ISDIR(info.st_mode):
-        os.unlink(name, dir_fd=parent)
-        return
-    if info.st_mode & 0o700 != 0o700:
-        _unlock(parent, name)
-    fd = os.open(name, _FOLDER, dir_fd=parent)
-    try:
-        for inner in os.listdir(fd):
-            _remove(fd, inner)
-    finally:
-        os.close(fd)
-    os.rmdir(name, dir_fd=parent)
+    with contextlib.suppress(FileNotFoundError):
+        remove_at(parent, name)
 
 
 def _link(parent: int, name: str, target: str) -> None:

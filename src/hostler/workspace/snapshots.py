@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -13,17 +14,19 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from ..types.errors import SandboxError
-from . import snapshot_index
+from . import snapshot_index, unfinished
 from .snapshot_index import File, Index, Segment, data, seen
-from .snapshot_restore import put_back
+from .snapshot_restore import put_back, remove_temp
 
 _MAX_ENTRIES = 300_000
 _MAX_DEPTH = 100  # one descriptor is open for each level
 _CHUNK = 1 << 20
+_TEMP = re.compile(r"\.hostler-[0-9a-f]{16}\.tmp")
 _TICK_NS = 20_000_000  # what was changed so shortly before we looked may change again and look the same
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _PACK = "pack"
+_RESTORING = "restoring"  # holds the name of the file that a restore writes beside others; see `unfinished`
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ def take(root: str, folder: str, limit: int) -> Taken:
 
     Follows no link. Raises SandboxError for a workspace that is too large or is the user's home."""
     refuse(root)
+    tidy(root, folder)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     id = f"snap_{time.time_ns():x}{secrets.token_hex(4)}"
     before = snapshot_index.newest(folder)
@@ -79,11 +83,26 @@ def restore(root: str, folder: str, id: str) -> None:
     SandboxError for what cannot be put back."""
     refuse(root)
     index = snapshot_index.read(folder, id)
-    with open(os.path.join(folder, _PACK), "rb") as pack:
-        try:
-            put_back(root, index, pack)
-        except OSError as error:
-            raise SandboxError(f"The snapshot {id} was not put back as a whole: {error}. Try again.") from error
+    tidy(root, folder)
+    note, temp = os.path.join(folder, _RESTORING), f".hostler-{secrets.token_hex(8)}.tmp"
+    try:
+        with open(os.path.join(folder, _PACK), "rb") as pack, unfinished.begun(note, temp):
+            try:
+                put_back(root, index, pack, temp)
+            finally:
+                os.unlink(note)
+    except OSError as error:
+        raise SandboxError(f"The snapshot {id} was not put back as a whole: {error}. Try again.") from error
+
+
+def tidy(root: str, folder: str) -> None:
+    """Remove the file that a restore of a killed app has left half written in ``root``."""
+    note = os.path.join(folder, _RESTORING)
+    with unfinished.left(note) as temp:
+        if temp is not None:
+            if _TEMP.fullmatch(temp):  # under no other name: it may be anybody's
+                remove_temp(root, temp)
+            os.unlink(note)
 
 
 def copy(source: str, target: str, scratch: str, limit: int) -> Taken:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ...removal import remove_path
 from ...types.errors import SandboxError
 from . import container
 from .daemon import Daemon, address, connected
@@ -91,7 +91,7 @@ def _places(where: str, names: set[str], now: float) -> Iterator[Unused]:
 
 
 def _erasure(place: Place) -> Callable[[], object]:
-    return lambda: shutil.rmtree(place.path, ignore_errors=True)
+    return lambda: remove_path(place.path)
 
 
 def _seconds(text: str) -> float:
