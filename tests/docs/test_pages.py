@@ -36,4 +36,4 @@ def test_the_page_of_the_house_names_every_room() -> None:
     """Those that are promised to callers (`harness`, `sandbox`) and to testers are described elsewhere."""
     house = (ROOT / "docs" / "architecture.md").read_text().split("## The rooms")[1].split("\n## ")[0]
     rooms = {p.stem for p in (ROOT / "src" / "hostler").iterdir() if p.suffix in ("", ".py") and p.name[0] not in "_."}
-    assert rooms - {"harness", "sandbox", "testing"} <= set(re.findall(r"`([a-z]+)[`/]", house))
+    assert rooms - {"harness", "sandbox", "testing"} <= set(re.findall(r"`([a-z_]+)[`/]", house))

@@ -108,7 +108,9 @@ def _sockets() -> Iterator[Leftover]:
 
 def _endpoint_dirs() -> Iterator[Leftover]:
     """Of hosts that were killed. They lie where `tempfile` puts them and hold nothing but a socket."""
-    for entry in os.scandir(tempfile.gettempdir()):
+    with os.scandir(tempfile.gettempdir()) as found:
+        entries = list(found)
+    for entry in entries:
         with contextlib.suppress(OSError):
             if (
                 entry.name.startswith("hostler-")

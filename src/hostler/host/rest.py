@@ -123,9 +123,10 @@ def _copy(live: LiveSession, dirs: SessionDirs) -> None:
     for source, target in ((live.sandbox.root, dirs.session), (live.dirs.artifacts, dirs.artifacts)):
         if os.path.isdir(source):
             snapshots.copy(source, target, os.path.join(dirs.private, "fork"), limit)
-    for entry in os.scandir(live.dirs.native):
-        if entry.is_file(follow_symlinks=False):
-            shutil.copy2(entry.path, dirs.native, follow_symlinks=False)
+    with os.scandir(live.dirs.native) as entries:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                shutil.copy2(entry.path, dirs.native, follow_symlinks=False)
 
 
 @contextlib.asynccontextmanager

@@ -153,7 +153,9 @@ def _private(path: str) -> str:
 def stale_sockets(folder: str, older: float = _STALE) -> list[str]:
     """Sockets in the folder, ``older`` seconds or more, that nobody listens on: a killed keeper cannot remove its own."""
     found = []
-    for entry in os.scandir(folder):
+    with os.scandir(folder) as listed:
+        entries = list(listed)
+    for entry in entries:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
             if entry.name.endswith(_SUFFIX) and time.time() - entry.stat().st_mtime > older:
                 probe.setblocking(False)
