@@ -33,7 +33,7 @@ def remove_at(parent: int, name: str) -> None:
 def remove_path(path: str) -> None:
     """The same by its path; that there is nothing is fine."""
     with contextlib.suppress(FileNotFoundError):
-        parent = os.open(os.path.dirname(path), _PASS & ~os.O_NOFOLLOW)
+        parent = os.open(os.path.dirname(path) or os.curdir, _PASS & ~os.O_NOFOLLOW)
         try:
             remove_at(parent, os.path.basename(path))
         finally:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...removal import remove_path
 from ...types.runtime import NativeFile
 from ..confined import Root, make_folder
 from . import sqlite
@@ -31,7 +32,8 @@ class Renewed:
         _move(Root(self.home), Root(made), self.kept)
         _move(Root(self.aside), Root(self.home))
         for folder in (made, self.aside):
-            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_path(folder)
 
 
 def renew(
