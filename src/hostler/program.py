@@ -118,7 +118,8 @@ class Program:
 
     async def items(self) -> list[Item | Gone]:
         """What has arrived, at least one and not too many; the loop has had its turn before."""
-        await asyncio.sleep(0)
+        if self._items:  # what was not handed out at once: nothing is waited for
+            await asyncio.sleep(0)
         while not (self._first or self._items):
             self._wake.clear()
             await self._wake.wait()

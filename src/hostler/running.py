@@ -39,8 +39,7 @@ class Running:
     begun: int = 0  # the frame of the program's log in which it was
     told: asyncio.Event = field(default_factory=asyncio.Event)  # that is known
     may_call: asyncio.Event = field(default_factory=asyncio.Event)  # the program has said what comes before its model
-    calls: list[ModelCall] = field(default_factory=list)
-    answered: int = 0  # of the main agent
+    calls: list[ModelCall] = field(default_factory=list)  # those that are over, as the endpoint saw them
     over: bool = False  # for its program; what it left is still looked at and stored
 
     def put(self, command: Command | Approval | Stop) -> None:
@@ -65,7 +64,11 @@ class Running:
     def called(self, call: ModelCall) -> None:
         """A model call is over, as the endpoint saw it."""
         self.calls.append(call)
-        self.answered += call.status == "ok" and not call.sub_agent
+
+    @property
+    def answered(self) -> int:
+        """Model calls of the main agent that had their answer."""
+        return sum(call.status == "ok" and not call.sub_agent for call in self.calls)
 
     async def ask(self, question: Approval) -> Answered:
         """Put a question of the host's own to whoever answers the program's; its id begins with HOST_ASKS. One that was

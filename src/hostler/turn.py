@@ -126,7 +126,8 @@ async def run_turn(
             heard.events = []
             if end is not None:
                 told += masker.rest()
-            heard.progress = replace(heard.progress, masking=masker.carry())
+            if (masking := masker.carry()) != heard.progress.masking:
+                heard.progress = replace(heard.progress, masking=masking)
             running.events += told
             if end is not None and output is not None:
                 stop = running.stop or _exceeded(running, heard.progress, bounds)

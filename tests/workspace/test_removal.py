@@ -60,18 +60,23 @@ def test_a_snapshot_is_put_back_over_it(tmp_path: Path) -> None:
     assert (root / "a").read_text() == "1"
 
 
+def refuse(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Have files of this name stay."""
+    unlink = os.unlink
+
+    def refusing(given: str, *, dir_fd: int | None = None) -> None:
+        if given == name:
+            raise PermissionError(1, "not permitted", given)
+        unlink(given, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", refusing)
+
+
 def test_what_cannot_be_removed_does_not_keep_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / "tree" / name / "inner").mkdir(parents=True)
         (tmp_path / "tree" / name / "inner" / name).write_text("")
-    unlink = os.unlink
-
-    def refuse(name: str, *, dir_fd: int | None = None) -> None:
-        if name == "b":
-            raise PermissionError(1, "not permitted", name)
-        unlink(name, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "unlink", refuse)
+    refuse(monkeypatch, "b")
     with pytest.raises(PermissionError):
         remove_path(str(tmp_path / "tree"))
     assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == [
@@ -88,14 +93,7 @@ def test_folders_elsewhere_that_cannot_be_removed_are_found_again(
     dirs = SessionDirs.of(tmp_path, "chat").move({"home": str(tmp_path / "shared")})
     dirs.make()
     (Path(dirs.home) / "file").write_text("")
-    unlink = os.unlink
-
-    def refuse(name: str, *, dir_fd: int | None = None) -> None:
-        if name == "file":
-            raise PermissionError(1, "not permitted", name)
-        unlink(name, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "unlink", refuse)
+    refuse(monkeypatch, "file")
     with pytest.raises(PermissionError):
         layout.erase(dirs.root)
     assert os.listdir(dirs.root) == ["elsewhere"]

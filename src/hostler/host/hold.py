@@ -79,8 +79,9 @@ class Hold:
         recovered: bool,
         branch: Branch | None = None,
     ) -> Reached | Outcome:
-        """The program to run the turn with, one of this ``fingerprint`` or a new one; or, for a turn whose program died with its host, how that ended. With
-        ``branch`` it is one that was just started in that conversation, or can begin it, unless it runs the turn already."""
+        """The program to run the turn with, one of this ``fingerprint`` or a new one; or, for a turn whose program died with
+        its host, how that ended. With ``branch`` it is one that was just started in that conversation, or can begin it, unless
+        it runs the turn already."""
         stored = await self.known(lease)
         stays = branch is None or (branch.at is None and self._runtime.capabilities.fresh)
         program = self.program

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import stat
@@ -18,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..removal import remove_path
 from .address import KeeperAddress, KeeperSpec
 from .errors import KeeperError, ProgramNotStarted
 from .holder import tree
@@ -186,7 +186,8 @@ def sweep(mark: str) -> int:
 
 def forget(dir: str) -> None:
     """Remove what a program said that is over, once nobody has to read it any more; what its keeper said stays."""
-    shutil.rmtree(os.path.join(dir, "spool"), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_path(os.path.join(dir, "spool"))
 
 
 def destroy(address: KeeperAddress) -> int:
